@@ -1,0 +1,133 @@
+from kvpb.v1 import store_pb2 as _store_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TierStatus(_message.Message):
+    __slots__ = ("tier", "capacity_bytes", "used_bytes", "copies")
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    COPIES_FIELD_NUMBER: _ClassVar[int]
+    tier: _store_pb2.Tier
+    capacity_bytes: int
+    used_bytes: int
+    copies: int
+    def __init__(self, tier: _Optional[_Union[_store_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ...) -> None: ...
+
+class StatusResponse(_message.Message):
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters")
+    class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_MS_FIELD_NUMBER: _ClassVar[int]
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    boot_id: bytes
+    epoch: int
+    state: str
+    uptime_ms: int
+    tiers: _containers.RepeatedCompositeFieldContainer[TierStatus]
+    blocks: int
+    leases: int
+    reservations: int
+    counters: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+
+class LocateRequest(_message.Message):
+    __slots__ = ("key_space", "blocks")
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    key_space: _store_pb2.KeySpace
+    blocks: _containers.RepeatedCompositeFieldContainer[_store_pb2.BlockRef]
+    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[_store_pb2.BlockRef, _Mapping]]] = ...) -> None: ...
+
+class BlockLocation(_message.Message):
+    __slots__ = ("tiers", "payload_bytes", "leases")
+    TIERS_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASES_FIELD_NUMBER: _ClassVar[int]
+    tiers: _containers.RepeatedScalarFieldContainer[_store_pb2.Tier]
+    payload_bytes: int
+    leases: int
+    def __init__(self, tiers: _Optional[_Iterable[_Union[_store_pb2.Tier, str]]] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ...) -> None: ...
+
+class LocateResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: _containers.RepeatedCompositeFieldContainer[BlockLocation]
+    def __init__(self, blocks: _Optional[_Iterable[_Union[BlockLocation, _Mapping]]] = ...) -> None: ...
+
+class EvictRequest(_message.Message):
+    __slots__ = ("all", "namespace", "key_space", "hashes")
+    ALL_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    all: bool
+    namespace: str
+    key_space: _store_pb2.KeySpace
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, all: _Optional[bool] = ..., namespace: _Optional[str] = ..., key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class EvictResponse(_message.Message):
+    __slots__ = ("evicted_copies", "evicted_bytes", "leased_copies_kept")
+    EVICTED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LEASED_COPIES_KEPT_FIELD_NUMBER: _ClassVar[int]
+    evicted_copies: int
+    evicted_bytes: int
+    leased_copies_kept: int
+    def __init__(self, evicted_copies: _Optional[int] = ..., evicted_bytes: _Optional[int] = ..., leased_copies_kept: _Optional[int] = ...) -> None: ...
+
+class VerifyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class VerifyProgress(_message.Message):
+    __slots__ = ("checked_copies", "total_copies", "bad_copies", "checked_bytes")
+    CHECKED_COPIES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_COPIES_FIELD_NUMBER: _ClassVar[int]
+    BAD_COPIES_FIELD_NUMBER: _ClassVar[int]
+    CHECKED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    checked_copies: int
+    total_copies: int
+    bad_copies: int
+    checked_bytes: int
+    def __init__(self, checked_copies: _Optional[int] = ..., total_copies: _Optional[int] = ..., bad_copies: _Optional[int] = ..., checked_bytes: _Optional[int] = ...) -> None: ...
+
+class RepairRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RepairProgress(_message.Message):
+    __slots__ = ("copied_blocks", "missing_blocks", "failed_blocks", "copied_bytes")
+    COPIED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    copied_blocks: int
+    missing_blocks: int
+    failed_blocks: int
+    copied_bytes: int
+    def __init__(self, copied_blocks: _Optional[int] = ..., missing_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., copied_bytes: _Optional[int] = ...) -> None: ...
