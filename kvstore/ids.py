@@ -44,6 +44,13 @@ HASH_BYTES = 32
 BOOT_ID_BYTES = 16
 
 
+class KeySpace(NamedTuple):
+    """The part of a block key that all blocks of a request share."""
+
+    namespace: Namespace
+    layout: LayoutFingerprint
+
+
 class BlockKey(NamedTuple):
     """Content address of a block: the same in every process and version."""
 
