@@ -1,0 +1,81 @@
+"""Construction of a gRPC server, and the one place where our errors become status codes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from kvstore.errors import ConfigError, LarderError
+from kvstore.rpc.convert import MAX_BATCH_ITEMS
+from kvstore.rpc.errors import status_code_of
+from kvstore.units import MIB
+
+logger = logging.getLogger(__name__)
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+MAX_MESSAGE_BYTES = 8 * MIB
+"""A chunk of 1 MiB and a batch of 4,096 block references (about 140 bytes each) both fit with room; more is refused by gRPC."""
+
+_OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    # Without this a second process on the same port would silently take a share of the connections.
+    ("grpc.so_reuseport", 0),
+    # A client that is gone without a FIN is noticed, and its streams end, within 30 s.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+assert MAX_BATCH_ITEMS * 256 < MAX_MESSAGE_BYTES
+
+
+def make_server() -> Any:
+    """A grpc.aio.Server without services and ports."""
+    return grpc.aio.server(options=_OPTIONS)
+
+
+def bind(server: Any, *, host: str, port: int) -> int:
+    """Adds the port (0: a free one) and returns the number. Raises ConfigError when it is in use or the host is not ours."""
+    try:
+        bound = int(server.add_insecure_port(f"{host}:{port}"))
+    except RuntimeError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: in use, or not an address of this machine") from error
+    if bound == 0:
+        raise ConfigError(f"cannot listen on {host}:{port}: in use, or not an address of this machine")
+    return bound
+
+
+def unary(method: Callable[[Any, Request, Any], Awaitable[Answer]]) -> Callable[[Any, Request, Any], Awaitable[Answer]]:
+    """Wraps a servicer's method whose answer is one message: a LarderError becomes its status code and message."""
+
+    @wraps(method)
+    async def guarded(self: Any, request: Request, context: Any) -> Answer:
+        try:
+            return await method(self, request, context)
+        except LarderError as error:
+            await context.abort(status_code_of(error), str(error))
+            raise AssertionError("abort does not return") from error
+
+    return guarded
+
+
+def streaming(method: Callable[[Any, Request, Any], AsyncIterator[Answer]]) -> Callable[[Any, Request, Any], AsyncIterator[Answer]]:
+    """The same for a method that answers with a stream."""
+
+    @wraps(method)
+    async def guarded(self: Any, request: Request, context: Any) -> AsyncIterator[Answer]:
+        try:
+            async for answer in method(self, request, context):
+                yield answer
+        except LarderError as error:
+            await context.abort(status_code_of(error), str(error))
+
+    return guarded
