@@ -99,7 +99,7 @@ class DecodeLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DecodeLoadResponse(_message.Message):
-    __slots__ = ("node_id", "model", "layout_fingerprint", "running", "queued", "free_pool_blocks", "total_pool_blocks", "tokens_per_s", "itl_ms")
+    __slots__ = ("node_id", "model", "layout_fingerprint", "running", "queued", "free_pool_blocks", "total_pool_blocks", "tokens_per_s", "itl_ms", "model_digest", "block_tokens", "max_positions")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,9 @@ class DecodeLoadResponse(_message.Message):
     TOTAL_POOL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
     ITL_MS_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_POSITIONS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     model: str
     layout_fingerprint: bytes
@@ -118,4 +121,7 @@ class DecodeLoadResponse(_message.Message):
     total_pool_blocks: int
     tokens_per_s: float
     itl_ms: float
-    def __init__(self, node_id: _Optional[str] = ..., model: _Optional[str] = ..., layout_fingerprint: _Optional[bytes] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., free_pool_blocks: _Optional[int] = ..., total_pool_blocks: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ...) -> None: ...
+    model_digest: bytes
+    block_tokens: int
+    max_positions: int
+    def __init__(self, node_id: _Optional[str] = ..., model: _Optional[str] = ..., layout_fingerprint: _Optional[bytes] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., free_pool_blocks: _Optional[int] = ..., total_pool_blocks: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., itl_ms: _Optional[float] = ..., model_digest: _Optional[bytes] = ..., block_tokens: _Optional[int] = ..., max_positions: _Optional[int] = ...) -> None: ...

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpb/v1/prefill.proto\x12\x07kvpb.v1\"\\\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08priority\x18\x04 \x01(\x05\"y\n\x0fPrefillProgress\x12\x15\n\rcached_blocks\x18\x01 \x01(\r\x12\x18\n\x10published_blocks\x18\x02 \x01(\r\x12\x15\n\rprompt_blocks\x18\x03 \x01(\r\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\"\x14\n\x12PrefillLoadRequest\"\x9f\x01\n\x13PrefillLoadResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x02\x32\x93\x01\n\x0ePrefillService\x12>\n\x07Prefill\x12\x17.kvpb.v1.PrefillRequest\x1a\x18.kvpb.v1.PrefillProgress0\x01\x12\x41\n\x04Load\x12\x1b.kvpb.v1.PrefillLoadRequest\x1a\x1c.kvpb.v1.PrefillLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpb/v1/prefill.proto\x12\x07kvpb.v1\"\\\n\x0ePrefillRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x10\n\x08priority\x18\x04 \x01(\x05\"y\n\x0fPrefillProgress\x12\x15\n\rcached_blocks\x18\x01 \x01(\r\x12\x18\n\x10published_blocks\x18\x02 \x01(\r\x12\x15\n\rprompt_blocks\x18\x03 \x01(\r\x12\x0c\n\x04\x64one\x18\x04 \x01(\x08\x12\x10\n\x08\x64\x65graded\x18\x05 \x01(\x08\"\x14\n\x12PrefillLoadRequest\"\xb5\x01\n\x13PrefillLoadResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x15\n\rqueued_tokens\x18\x06 \x01(\x04\x12\x14\n\x0ctokens_per_s\x18\x07 \x01(\x02\x12\x14\n\x0cmodel_digest\x18\x08 \x01(\x0c\x32\x93\x01\n\x0ePrefillService\x12>\n\x07Prefill\x12\x17.kvpb.v1.PrefillRequest\x1a\x18.kvpb.v1.PrefillProgress0\x01\x12\x41\n\x04Load\x12\x1b.kvpb.v1.PrefillLoadRequest\x1a\x1c.kvpb.v1.PrefillLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,7 +38,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PREFILLLOADREQUEST']._serialized_start=251
   _globals['_PREFILLLOADREQUEST']._serialized_end=271
   _globals['_PREFILLLOADRESPONSE']._serialized_start=274
-  _globals['_PREFILLLOADRESPONSE']._serialized_end=433
-  _globals['_PREFILLSERVICE']._serialized_start=436
-  _globals['_PREFILLSERVICE']._serialized_end=583
+  _globals['_PREFILLLOADRESPONSE']._serialized_end=455
+  _globals['_PREFILLSERVICE']._serialized_start=458
+  _globals['_PREFILLSERVICE']._serialized_end=605
 # @@protoc_insertion_point(module_scope)

@@ -37,7 +37,7 @@ class PrefillLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class PrefillLoadResponse(_message.Message):
-    __slots__ = ("node_id", "model", "layout_fingerprint", "running", "queued", "queued_tokens", "tokens_per_s")
+    __slots__ = ("node_id", "model", "layout_fingerprint", "running", "queued", "queued_tokens", "tokens_per_s", "model_digest")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class PrefillLoadResponse(_message.Message):
     QUEUED_FIELD_NUMBER: _ClassVar[int]
     QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_PER_S_FIELD_NUMBER: _ClassVar[int]
+    MODEL_DIGEST_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     model: str
     layout_fingerprint: bytes
@@ -52,4 +53,5 @@ class PrefillLoadResponse(_message.Message):
     queued: int
     queued_tokens: int
     tokens_per_s: float
-    def __init__(self, node_id: _Optional[str] = ..., model: _Optional[str] = ..., layout_fingerprint: _Optional[bytes] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ...) -> None: ...
+    model_digest: bytes
+    def __init__(self, node_id: _Optional[str] = ..., model: _Optional[str] = ..., layout_fingerprint: _Optional[bytes] = ..., running: _Optional[int] = ..., queued: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., model_digest: _Optional[bytes] = ...) -> None: ...
