@@ -1,0 +1,229 @@
+"""The store service of one node as its callers see it: types of ours in, types of ours out, a deadline on every call.
+
+Every method raises a LarderError: the class that the node answered with, Unavailable when it did not answer, DeadlinePassed (an
+Unavailable) when the deadline came first. Cancelling the caller cancels the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+from kvpb.v1 import store_pb2, store_pb2_grpc
+
+from kvstore.errors import LarderError, Unavailable
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, WriteToken
+from kvstore.rpc.convert import block_ref_to_proto, block_refs_to_proto, key_space_to_proto
+from kvstore.rpc.errors import error_of
+from kvstore.units import Bytes, Nanos, milliseconds, to_milliseconds, to_seconds
+
+Status = TypeVar("Status", bound=IntEnum)
+
+
+class DeadlinePassed(Unavailable):
+    """The peer did not answer in time: it may be frozen, overloaded or behind a black hole. Use another one."""
+
+
+class ReserveStatus(IntEnum):
+    GRANTED = store_pb2.RESERVE_STATUS_GRANTED
+    EXISTS = store_pb2.RESERVE_STATUS_EXISTS
+    PENDING = store_pb2.RESERVE_STATUS_PENDING
+    NO_ROOM = store_pb2.RESERVE_STATUS_NO_ROOM
+    QUOTA = store_pb2.RESERVE_STATUS_QUOTA
+    TOO_LARGE = store_pb2.RESERVE_STATUS_TOO_LARGE
+
+
+class CommitStatus(IntEnum):
+    STORED = store_pb2.COMMIT_STATUS_STORED
+    EXPIRED = store_pb2.COMMIT_STATUS_EXPIRED
+    BAD_CHECKSUM = store_pb2.COMMIT_STATUS_BAD_CHECKSUM
+    INCOMPLETE = store_pb2.COMMIT_STATUS_INCOMPLETE
+
+
+class ReadStatus(IntEnum):
+    OK = store_pb2.READ_STATUS_OK
+    NOT_LEASED = store_pb2.READ_STATUS_NOT_LEASED
+    CORRUPT = store_pb2.READ_STATUS_CORRUPT
+    IO_ERROR = store_pb2.READ_STATUS_IO_ERROR
+
+
+class Tier(IntEnum):
+    UNKNOWN = store_pb2.TIER_UNSPECIFIED
+    GPU = store_pb2.TIER_GPU
+    HOST = store_pb2.TIER_HOST
+    SSD = store_pb2.TIER_SSD
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    node_id: NodeId
+    boot_id: BootId
+    epoch: Epoch
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    status: ReserveStatus
+    write_token: WriteToken
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCopy:
+    payload_bytes: Bytes
+    checksum: int
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    lease_id: LeaseId
+    ttl: Nanos
+    copies: tuple[FoundCopy | None, ...]
+    """In the order asked; None: not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenChunk:
+    write_token: WriteToken
+    offset: Bytes
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedChunk:
+    item: int
+    status: ReadStatus
+    offset: Bytes
+    data: bytes
+    last: bool
+
+
+class StoreStub:
+    """Calls on one channel. Cheap to make."""
+
+    def __init__(self, channel: Any) -> None:
+        self._stub = store_pb2_grpc.StoreServiceStub(channel)
+
+    async def hello(self, *, timeout: Nanos) -> Greeting:
+        answer = await _answer(self._stub.Hello(store_pb2.HelloRequest(), timeout=to_seconds(timeout)))
+        return Greeting(NodeId(answer.node_id), BootId(answer.boot_id), Epoch(answer.epoch), answer.state)
+
+    async def reserve(self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+        """One grant per item, in order."""
+        request = store_pb2.ReserveRequest(
+            key_space=key_space_to_proto(key_space),
+            items=[store_pb2.ReserveItem(block=block_ref_to_proto(ref), payload_bytes=size) for ref, size in items],
+        )
+        answer = await _answer(self._stub.Reserve(request, timeout=to_seconds(timeout)))
+        _same_length(answer.grants, items)
+        return [Grant(_status(ReserveStatus, grant.status), WriteToken(grant.write_token)) for grant in answer.grants]
+
+    async def write_payloads(self, chunks: Iterable[WrittenChunk], *, timeout: Nanos) -> frozenset[WriteToken]:
+        """Send the chunks in one stream, at the pace the node takes them. Returns the write tokens it refused."""
+        messages = (store_pb2.WriteChunk(write_token=chunk.write_token, offset_bytes=chunk.offset, data=chunk.data) for chunk in chunks)
+        answer = await _answer(self._stub.WritePayloads(messages, timeout=to_seconds(timeout)))
+        return frozenset(WriteToken(token) for token in answer.refused_write_tokens)
+
+    async def commit(self, items: Sequence[tuple[WriteToken, int]], *, timeout: Nanos) -> list[CommitStatus]:
+        """`items` are (write token, checksum); one status per item, in order."""
+        request = store_pb2.CommitRequest(
+            items=[store_pb2.CommitItem(write_token=token, checksum_xxh3=checksum) for token, checksum in items]
+        )
+        answer = await _answer(self._stub.Commit(request, timeout=to_seconds(timeout)))
+        _same_length(answer.statuses, items)
+        return [_status(CommitStatus, status) for status in answer.statuses]
+
+    async def probe_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> list[bool]:
+        request = store_pb2.ProbePrefixRequest(key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks))
+        answer = await _answer(self._stub.ProbePrefix(request, timeout=to_seconds(timeout)))
+        _same_length(answer.present, blocks)
+        return list(answer.present)
+
+    async def acquire_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos) -> Acquired:
+        """Lease the copies found. `ttl` None: the node's default."""
+        request = store_pb2.AcquirePrefixRequest(
+            key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks), lease_ttl_ms=_ttl_ms(ttl)
+        )
+        answer = await _answer(self._stub.AcquirePrefix(request, timeout=to_seconds(timeout)))
+        _same_length(answer.blocks, blocks)
+        copies = tuple(
+            FoundCopy(Bytes(block.payload_bytes), block.checksum_xxh3, _status(Tier, block.tier)) if block.found else None
+            for block in answer.blocks
+        )
+        return Acquired(LeaseId(answer.lease_id), milliseconds(answer.lease_ttl_ms), copies)
+
+    async def read_payloads(
+        self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos
+    ) -> AsyncGenerator[ReceivedChunk, None]:
+        """Chunks as they arrive. Closing the iterator cancels the stream."""
+        request = store_pb2.ReadRequest(lease_id=lease_id, key_space=key_space_to_proto(key_space), hashes=hashes)
+        call = self._stub.ReadPayloads(request, timeout=to_seconds(timeout))
+        try:
+            while (message := await call.read()) is not grpc.aio.EOF:
+                status = _status(ReadStatus, message.status)
+                yield ReceivedChunk(message.item, status, Bytes(message.offset_bytes), message.data, message.last)
+        except grpc.RpcError as error:
+            raise _error(error) from None
+        finally:
+            call.cancel()
+
+    async def renew(self, lease_id: LeaseId, *, ttl: Nanos | None, timeout: Nanos) -> Nanos:
+        """The lease's new time to live. Raises LeaseExpired when it is gone."""
+        request = store_pb2.RenewRequest(lease_id=lease_id, lease_ttl_ms=_ttl_ms(ttl))
+        answer = await _answer(self._stub.Renew(request, timeout=to_seconds(timeout)))
+        return milliseconds(answer.lease_ttl_ms)
+
+    async def release(
+        self,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        *,
+        hashes: Sequence[BlockHash] = (),
+        corrupt_hashes: Sequence[BlockHash] = (),
+        timeout: Nanos,
+    ) -> None:
+        """End the lease on `hashes` (none: on all). `corrupt_hashes` failed the reader's own check."""
+        request = store_pb2.ReleaseRequest(
+            lease_id=lease_id, key_space=key_space_to_proto(key_space), hashes=hashes, corrupt_hashes=corrupt_hashes
+        )
+        await _answer(self._stub.Release(request, timeout=to_seconds(timeout)))
+
+    async def delete(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> list[bool]:
+        request = store_pb2.DeleteRequest(key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks))
+        answer = await _answer(self._stub.Delete(request, timeout=to_seconds(timeout)))
+        _same_length(answer.deleted, blocks)
+        return list(answer.deleted)
+
+
+async def _answer(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise _error(error) from None
+
+
+def _error(error: grpc.RpcError) -> LarderError:
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlinePassed(error.details())
+    return error_of(error)
+
+
+def _same_length(answers: Sequence[object], asked: Sequence[object]) -> None:
+    if len(answers) != len(asked):
+        raise Unavailable(f"the node answered {len(answers)} items to {len(asked)} asked: not a peer of this version")
+
+
+def _status(kind: type[Status], number: int) -> Status:
+    try:
+        return kind(number)
+    except ValueError:
+        raise Unavailable(f"the node answered with the unknown {kind.__name__} {number}: not a peer of this version") from None
+
+
+def _ttl_ms(ttl: Nanos | None) -> int:
+    return 0 if ttl is None else max(1, round(to_milliseconds(ttl)))

@@ -1,0 +1,77 @@
+"""The data plane as the client sees it: payload bytes to a node for write tokens, payload bytes from a node under a lease.
+
+A transport moves bytes and checks their order and number; it takes no decision. Which node, how often and what a failure means is
+the client's; whether the bytes are the right ones is the client's too (checksum). gRPC is one implementation; shared memory, TCP
+and UCX can stand beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, WriteToken
+from kvstore.units import Nanos
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A node as a transport must know it: who, which start of it, where."""
+
+    node_id: NodeId
+    boot_id: BootId
+    address: str
+    """"host:port" of its control plane; a transport learns its own door from there."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadWrite:
+    write_token: WriteToken
+    payload: bytes | memoryview
+    """Must not change until `write` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadSlot:
+    hash: BlockHash
+    into: memoryview
+    """Writable, contiguous, exactly as long as the payload. Its bytes are undefined until the payload's read is OK."""
+
+
+class ReadOutcome(StrEnum):
+    OK = "ok"
+    NOT_LEASED = "not_leased"
+    CORRUPT = "corrupt"
+    """The node found its own copy bad."""
+    IO_ERROR = "io_error"
+    MALFORMED = "malformed"
+    """What came is not in order, too long or too short."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadRead:
+    item: int
+    """Index into the slots asked for."""
+    outcome: ReadOutcome
+
+
+class PayloadTransport(Protocol):
+    async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
+        """Send every payload, each to its reservation; return the write tokens that the node refused.
+
+        Returns when the node has taken the bytes; they are durable only after the commit. Raises a LarderError when the node could
+        not be reached or did not finish within `timeout`: then nothing is known about any of them.
+        """
+        ...
+
+    def read(
+        self, peer: Peer, lease_id: LeaseId, key_space: KeySpace, slots: Sequence[PayloadSlot], *, timeout: Nanos, idle_timeout: Nanos
+    ) -> AsyncGenerator[PayloadRead, None]:
+        """Fill the slots; yield once per slot as it is done, in any order.
+
+        Raises a LarderError when the node could not be reached, stood still for `idle_timeout`, or did not finish within `timeout`;
+        slots not yielded by then were not read. Closing the iterator stops the transfer; no slot is written to after that.
+        """
+        ...
