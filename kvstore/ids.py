@@ -66,5 +66,5 @@ class BlockRef(NamedTuple):
     parent: BlockHash
     """Chain hash of the block before it; the root hash for block 0."""
     stripe: StripeId
-    index: int
+    index: int  # type: ignore[assignment]  # a field; nobody searches a BlockRef with tuple.index
     """Position in the chain, from 0."""

@@ -1,0 +1,586 @@
+"""What goes into `StoreState.handle` (events) and what comes out (instructions).
+
+Rules between the core and its shell:
+
+* `handle` is called from one thread; the instructions of one call are carried out, or at least started, in the order given and before
+  the next event is handed in.
+* A request event has a `request_id` the shell chose; exactly one Answer with that id comes back, at once or after later events.
+* Every I/O instruction has an `operation`; the shell hands in exactly one outcome event with that operation, however the I/O ends. Until
+  then the core frees nothing that the operation touches. So the shell bounds its I/O; the core does not forget it.
+* An outcome that says OK means: the bytes are down (and synced, where the tier promises to survive a crash).
+* Instructions without `operation` and without `request_id` (DiscardReservation, CancelRead, Note) have no outcome.
+
+Enumerations that also travel have the protocol's numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple, NewType
+
+from kvstore.core.extent import Extent, Tier
+from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, Namespace, RequestId, WriteToken
+from kvstore.units import Bytes, Nanos
+
+OperationId = NewType("OperationId", int)
+"""Pairs an I/O instruction with its outcome. Never handed out twice in one boot."""
+
+
+# --- put: reserve -> bytes -> commit -------------------------------------------------------------------------------------------------
+
+
+class ReserveStatus(IntEnum):
+    GRANTED = 1
+    EXISTS = 2
+    PENDING = 3
+    NO_ROOM = 4
+    QUOTA = 5
+    TOO_LARGE = 6
+
+
+class CommitStatus(IntEnum):
+    STORED = 1
+    EXPIRED = 2
+    BAD_CHECKSUM = 3
+    INCOMPLETE = 4
+
+
+class ReserveItem(NamedTuple):
+    block: BlockRef
+    payload_bytes: int
+    """Exact size of the payload that will come."""
+
+
+class ReserveGrant(NamedTuple):
+    status: ReserveStatus
+    write_token: WriteToken = WriteToken(0)
+    """0 unless GRANTED."""
+    extent: Extent | None = None
+    """Where the bytes go; None unless GRANTED. Always on the host tier (later maybe GPU): writable memory."""
+
+
+class CommitItem(NamedTuple):
+    write_token: WriteToken
+    checksum: int
+    """XXH3-64 of the whole payload, as the writer announced it."""
+    received_bytes: int
+    """How many bytes the shell put into the extent. The shell counts, because it takes the bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveRequested:
+    """A writer wants to put these blocks. Comes back: AnswerReserve with one grant per item, in order, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    items: tuple[ReserveItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerReserve:
+    """The shell keeps token -> extent and writes arriving bytes there, never past `length`, until commit or DiscardReservation."""
+
+    request_id: RequestId
+    grants: tuple[ReserveGrant, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiscardReservation:
+    """The reservation expired, was abandoned or its block deleted: the shell must not write to its extent any more, starting now.
+
+    Not sent for tokens that ended by a commit. No outcome.
+    """
+
+    write_token: WriteToken
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReservationsAbandoned:
+    """The shell saw the writer go away (its stream broke): free these now instead of at their timeout. Unknown tokens are ignored. No
+    answer."""
+
+    write_tokens: tuple[WriteToken, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitRequested:
+    """The writer says its bytes are down. Comes back: for each item that may be good one VerifyExtent, and when all of those have their
+    ExtentVerified, one AnswerCommit with a status per item, in order. From this event on the shell writes nothing to these extents."""
+
+    request_id: RequestId
+    items: tuple[CommitItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerCommit:
+    request_id: RequestId
+    statuses: tuple[CommitStatus, ...]
+
+
+# --- verification: of a commit, a reader's complaint, a scrub --------------------------------------------------------------------------
+
+
+class VerifyOutcome(StrEnum):
+    OK = "ok"
+    CORRUPT = "corrupt"
+    IO_ERROR = "io_error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyExtent:
+    """Read `extent` whole and compare its XXH3-64 with `checksum`. Outcome: ExtentVerified."""
+
+    operation: OperationId
+    extent: Extent
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentVerified:
+    operation: OperationId
+    outcome: VerifyOutcome
+
+
+class CopyVerdict(StrEnum):
+    GOOD = "good"
+    BAD = "bad"
+    """Did not read back as stored: quarantined."""
+    GONE = "gone"
+    """No such copy any more: nothing checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyRequested:
+    """Scrub one copy. Comes back: AnswerVerify, at once with GONE or after the VerifyExtent that is given now."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hash: BlockHash
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerVerify:
+    request_id: RequestId
+    verdict: CopyVerdict
+    checked_bytes: Bytes
+
+
+# --- get: probe, acquire, read, renew, release -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRequested:
+    """Which of these are readable here. Pins nothing, promises nothing, counts as no use. Comes back: AnswerProbe, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerProbe:
+    request_id: RequestId
+    present: tuple[bool, ...]
+
+
+class AcquiredBlock(NamedTuple):
+    payload_bytes: int
+    checksum: int
+    tier: Tier
+    """The fastest tier that holds it now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcquireRequested:
+    """Lease what is here: of each stripe in the request the leading run of its requested blocks. Comes back: AnswerAcquire, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    blocks: tuple[BlockRef, ...]
+    """In chain order."""
+    ttl: Nanos | None = None
+    """None: the node's default. The node may grant less."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerAcquire:
+    request_id: RequestId
+    lease_id: LeaseId
+    """0: nothing found, nothing leased."""
+    ttl: Nanos
+    blocks: tuple[AcquiredBlock | None, ...]
+    """One per block asked, in order; None: not leased."""
+
+
+class ReadStatus(IntEnum):
+    OK = 1
+    NOT_LEASED = 2
+    CORRUPT = 3
+    IO_ERROR = 4
+
+
+class ReadItem(NamedTuple):
+    status: ReadStatus
+    """OK: read it. NOT_LEASED: lease gone, or never covered this block. IO_ERROR: leased, but its copies were lost since."""
+    extent: Extent | None
+    checksum: int
+    """The shell compares what it read with this before (or while) it passes the bytes on; a mismatch is outcome CORRUPT."""
+
+
+class ReadOutcome(StrEnum):
+    OK = "ok"
+    CORRUPT = "corrupt"
+    IO_ERROR = "io_error"
+    UNREAD = "unread"
+    """Not OK in the plan, or the reader went away, or the read was cancelled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRequested:
+    """A reader wants payloads of its lease. Comes back: AnswerRead, at once."""
+
+    request_id: RequestId
+    lease_id: LeaseId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRead:
+    """Read the items that are OK. Their extents stay put until the outcome, even if the lease ends before. Outcome: one ReadFinished for
+    the whole operation, unless `operation` is 0 (no item is OK)."""
+
+    request_id: RequestId
+    operation: OperationId
+    items: tuple[ReadItem, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadFinished:
+    operation: OperationId
+    outcomes: tuple[ReadOutcome, ...]
+    """One per item of the AnswerRead, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelRead:
+    """The read outlived its bound: stop touching its extents and hand in its ReadFinished (still exactly one) now."""
+
+    operation: OperationId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewRequested:
+    """Comes back: AnswerRenew, at once."""
+
+    request_id: RequestId
+    lease_id: LeaseId
+    ttl: Nanos | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRenew:
+    request_id: RequestId
+    ttl: Nanos
+    """From now; 0: the lease is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequested:
+    """Give back a lease or a part of it. Releasing twice, or what was never leased, is harmless. Comes back: AnswerRelease, at once.
+
+    `corrupt_hashes` are blocks whose bytes failed the reader's own check: each copy of those is verified (VerifyExtent) and quarantined
+    if bad. A claim is not believed unverified, or any reader could empty the store.
+    """
+
+    request_id: RequestId
+    lease_id: LeaseId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...] = ()
+    """Empty: the whole lease."""
+    corrupt_hashes: tuple[BlockHash, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRelease:
+    request_id: RequestId
+
+
+# --- delete, evict ----------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteRequested:
+    """Unlist these blocks now, in every tier, and make that last over a restart; wins against a running put, demotion or promotion.
+    Leased copies serve their readers to the end of the lease. Comes back: AnswerDelete, when the last EraseRecord it needs has its
+    outcome."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDelete:
+    request_id: RequestId
+    deleted: tuple[bool, ...]
+    """False: was not here, or its record on the medium could not be erased (it is unlisted, but a restart may find it again)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictRequested:
+    """Forget copies in every tier: all, or those of one namespace, or the named ones. Leased copies stay. Comes back: AnswerEvict, at
+    once."""
+
+    request_id: RequestId
+    everything: bool = False
+    namespace: Namespace | None = None
+    key_space: KeySpace | None = None
+    hashes: tuple[BlockHash, ...] = ()
+    """With key_space; empty: the whole key space."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerEvict:
+    request_id: RequestId
+    evicted_copies: int
+    evicted_bytes: Bytes
+    leased_copies_kept: int
+
+
+# --- questions of operators and peers ---------------------------------------------------------------------------------------------------
+
+
+class BlockPlace(NamedTuple):
+    tiers: tuple[Tier, ...]
+    """Fastest first; empty: not here."""
+    payload_bytes: int
+    leases: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocateRequested:
+    """Comes back: AnswerLocate, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerLocate:
+    request_id: RequestId
+    places: tuple[BlockPlace, ...]
+
+
+class OwnedBlock(NamedTuple):
+    block: BlockRef
+    payload_bytes: int
+    checksum: int
+    tiers: tuple[Tier, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListRequested:
+    """Every readable block, for repair (what should a peer have?) and scrub (which copies to verify?). Comes back: AnswerList, at once: a
+    snapshot, O(blocks)."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerList:
+    request_id: RequestId
+    blocks: tuple[tuple[KeySpace, tuple[OwnedBlock, ...]], ...]
+
+
+# --- tiers: copies between them, regions of the SSD -------------------------------------------------------------------------------------
+
+
+class CopyReason(StrEnum):
+    DEMOTE = "demote"
+    PROMOTE = "promote"
+    RELOCATE = "relocate"
+    """Out of an SSD region that is to be reclaimed."""
+
+
+class CopyOutcome(StrEnum):
+    OK = "ok"
+    SOURCE_CORRUPT = "source_corrupt"
+    SOURCE_FAILED = "source_failed"
+    TARGET_FAILED = "target_failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyExtent:
+    """Copy a payload from one extent to another of the same length. Outcome: ExtentCopied.
+
+    The payload is checked against `checksum` on its way (SOURCE_CORRUPT if it differs: nothing needs to be written then). When `header`
+    is not empty, it goes to target.offset - len(header), in the same write: its length is a multiple of ALIGNMENT.
+    """
+
+    operation: OperationId
+    reason: CopyReason
+    source: Extent
+    target: Extent
+    checksum: int
+    header: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentCopied:
+    operation: OperationId
+    outcome: CopyOutcome
+
+
+class RegionWriteReason(StrEnum):
+    OPEN = "open"
+    """Region header: from now on everything older in this region is void."""
+    SEAL = "seal"
+    """Region footer: lists the records, so that a restart need not scan them."""
+    ERASE = "erase"
+    """Over a record header: the record is void, for ever."""
+    DROP = "drop"
+    """Over the region header: nothing in this region counts any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteRegion:
+    """Write `data` at `offset` of the region, durably (sync before the outcome). Offset and length are multiples of ALIGNMENT. Outcome:
+    RegionWritten."""
+
+    operation: OperationId
+    reason: RegionWriteReason
+    region: int
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionWritten:
+    operation: OperationId
+    ok: bool
+
+
+class RecoveredRecord(NamedTuple):
+    """One live record that a restart found in a region."""
+
+    key_space: KeySpace
+    block: BlockRef
+    offset: int
+    """Of the payload, from the start of the region."""
+    length: int
+    checksum: int
+    generation: int
+
+
+class RecoveredRegion(NamedTuple):
+    region: int
+    sequence: int
+    """From its region header."""
+    nonce: bytes
+    sealed: bool
+    """Had a valid footer. If not, the shell scanned record headers and verified each payload before it reports the record."""
+    records: tuple[RecoveredRecord, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionsRecovered:
+    """What is on the SSD. The first event of a node with an SSD tier, handed in once, with an empty tuple on a new disk; before it the
+    SSD tier is not used. Regions not named are free. No answer."""
+
+    regions: tuple[RecoveredRegion, ...]
+
+
+# --- time, stop, notes ------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Hand in at least every second, whether or not anything else happens: expiries and background work hang on it. No answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    """Graceful stop: no reservation is granted from now on; host copies are demoted, hottest first, and the open region is sealed. Comes
+    back: AnswerStop when nothing is left to do. The shell has its own deadline and may exit before."""
+
+    request_id: RequestId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerStop:
+    request_id: RequestId
+
+
+class NoteKind(StrEnum):
+    STORED = "stored"
+    DEMOTED = "demoted"
+    PROMOTED = "promoted"
+    RELOCATED = "relocated"
+    EVICTED = "evicted"
+    DELETED = "deleted"
+    QUARANTINED = "quarantined"
+    RECOVERED = "recovered"
+    COPY_FAILED = "copy_failed"
+    REGION_FAILED = "region_failed"
+    RESERVATION_EXPIRED = "reservation_expired"
+    LEASE_EXPIRED = "lease_expired"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something happened that metrics, events or the repair layer want to know. No outcome."""
+
+    kind: NoteKind
+    reason: str
+    """Short and from a fixed set ("room", "delete", "operator", "checksum", ...): a metric label."""
+    tier: Tier | None = None
+    payload_bytes: int = 0
+    key_space: KeySpace | None = None
+    block: BlockRef | None = None
+    """With key_space for QUARANTINED: what repair should fetch again."""
+
+
+Event = (
+    ReserveRequested
+    | ReservationsAbandoned
+    | CommitRequested
+    | ExtentVerified
+    | VerifyRequested
+    | ProbeRequested
+    | AcquireRequested
+    | ReadRequested
+    | ReadFinished
+    | RenewRequested
+    | ReleaseRequested
+    | DeleteRequested
+    | EvictRequested
+    | LocateRequested
+    | ListRequested
+    | ExtentCopied
+    | RegionWritten
+    | RegionsRecovered
+    | Tick
+    | StopRequested
+)
+
+Answer = (
+    AnswerReserve
+    | AnswerCommit
+    | AnswerVerify
+    | AnswerProbe
+    | AnswerAcquire
+    | AnswerRead
+    | AnswerRenew
+    | AnswerRelease
+    | AnswerDelete
+    | AnswerEvict
+    | AnswerLocate
+    | AnswerList
+    | AnswerStop
+)
+
+Instruction = Answer | DiscardReservation | VerifyExtent | CancelRead | CopyExtent | WriteRegion | Note
