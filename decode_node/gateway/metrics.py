@@ -1,0 +1,36 @@
+"""What the gateway counts."""
+
+from __future__ import annotations
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from kvstore import telemetry
+
+
+class GatewayMetrics:
+    """One set a registry, so that a test can have its own."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        self.registry = registry
+        self.ttft = Histogram(
+            telemetry.TTFT_SECONDS,
+            "From the arrival of a request to its first token",
+            buckets=telemetry.LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.itl = Histogram(
+            telemetry.ITL_SECONDS,
+            "Between two tokens of an answer, failovers included",
+            buckets=telemetry.LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.requests = Counter(
+            telemetry.REQUESTS_TOTAL, "HTTP requests; status 499: the client went away", ("route", "status"), registry=registry
+        )
+        self.failovers = Counter(
+            telemetry.FAILOVERS_TOTAL, "Attempts of decode nodes that failed, by reason", ("reason",), registry=registry
+        )
+        self.sessions = Gauge("larder_gateway_sessions", "Answers in progress", registry=registry)
+        self.prompt_tokens = Counter("larder_prompt_tokens_total", "Tokens of prompts", registry=registry)
+        self.cached_tokens = Counter("larder_cached_prompt_tokens_total", "Tokens of prompts that needed no prefill", registry=registry)
+        self.answer_tokens = Counter("larder_answer_tokens_total", "Tokens of answers", registry=registry)

@@ -1,0 +1,147 @@
+"""What the gateway knows of prefill and decode nodes, without a word of how it talks to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+from kvstore.ids import LayoutFingerprint, Namespace, NodeId
+from kvstore.units import Nanos
+
+
+class ModelIdentity(NamedTuple):
+    """What two nodes must share to share blocks and to go on with each other's answers."""
+
+    layout: LayoutFingerprint
+    model_digest: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeLoad:
+    identity: ModelIdentity
+    model: str
+    block_tokens: int
+    max_positions: int
+    """Prompt and answer together."""
+    sequences: int
+    """Running and queued."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillLoad:
+    identity: ModelIdentity
+    queued_tokens: int
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    temperature: float
+    """0: greedy."""
+    top_k: int
+    """0: off."""
+    top_p: float
+    """In (0, 1]; 1: off."""
+    seed: int
+    """Unsigned, 64 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall:
+    request_id: str
+    """Names this attempt, not the answer: a node may still be busy cancelling an earlier one."""
+    namespace: Namespace
+    prompt_token_ids: Sequence[int]
+    generated_token_ids: Sequence[int]
+    sampling: Sampling
+    max_tokens: int
+    """Of the whole answer, generated_token_ids included."""
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixLoaded:
+    cached_blocks: int
+    """Of the node's pool and of the store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenOut:
+    token_id: int
+    position: int
+    """Index in the answer, from 0; tokens of earlier attempts count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishedOut:
+    reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    pass
+
+
+GenerateEvent = PrefixLoaded | TokenOut | FinishedOut | Heartbeat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillProgress:
+    cached_blocks: int
+    """Leading blocks that needed no compute."""
+    published_blocks: int
+    """Leading blocks now readable from the store."""
+    done: bool
+
+
+class DecodeBackend(Protocol):
+    """One decode node. Every method raises a LarderError: InvalidRequest, Overloaded, or Unavailable for all the rest."""
+
+    async def load(self, *, timeout: Nanos) -> DecodeLoad: ...
+
+    def generate(self, call: GenerateCall) -> AbstractAsyncContextManager[AsyncIterator[GenerateEvent]]:
+        """The stream of one attempt. Leaving the context cancels the work on the node, however it is left."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class PrefillBackend(Protocol):
+    """One prefill node. Raises like DecodeBackend."""
+
+    async def load(self, *, timeout: Nanos) -> PrefillLoad: ...
+
+    def prefill(
+        self, *, request_id: str, namespace: Namespace, token_ids: Sequence[int]
+    ) -> AbstractAsyncContextManager[AsyncIterator[PrefillProgress]]:
+        """Progress until the last message with `done`. Leaving the context cancels the work on the node."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class StoreBackend(Protocol):
+    """One store node, as far as the gateway looks: does it answer?"""
+
+    async def hello(self, *, timeout: Nanos) -> bool:
+        """True, or raises Unavailable."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Backends(Protocol):
+    """Opens a connection to a node; nothing is sent yet."""
+
+    def decode(self, node_id: NodeId, address: str) -> DecodeBackend: ...
+    def prefill(self, node_id: NodeId, address: str) -> PrefillBackend: ...
+    def store(self, node_id: NodeId, address: str) -> StoreBackend: ...

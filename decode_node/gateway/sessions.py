@@ -1,0 +1,292 @@
+"""A session: one answer from its first token to its last, on as many decode nodes as it takes.
+
+Failover has no code of its own: an attempt is always prompt plus tokens so far, and the first attempt is the one with none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from decode_node.gateway.fleet import DecodeNode, Fleet
+from decode_node.gateway.metrics import GatewayMetrics
+from decode_node.gateway.nodes import FinishedOut, FinishReason, GenerateCall, ModelIdentity, PrefixLoaded, Sampling, TokenOut
+from decode_node.gateway.router import PrefixAffinity, RoutingPolicy, choose_decode
+from decode_node.gateway.transcript import PositionFault, Transcript
+from kvstore.clock import Clock
+from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
+from kvstore.ids import BlockRef, Namespace, NodeId
+from kvstore.units import Nanos, milliseconds, to_seconds
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE = milliseconds(50)
+_LONGEST_PAUSE = milliseconds(800)
+
+
+class FailoverReason(StrEnum):
+    """Label of larder_failovers_total."""
+
+    SILENT = "silent"
+    """No token and no heartbeat in time: frozen, or the way to it is cut."""
+    ERROR = "error"
+    """The stream broke or ended with an error: killed, crashed, drained."""
+    INCOMPLETE = "incomplete"
+    """The stream ended in good order but before the answer did."""
+    POSITION = "position"
+    """A token came twice, one was left out, or one came after the end."""
+    OVERLOADED = "overloaded"
+    """No room or no turn."""
+
+
+class SessionState(StrEnum):
+    PREPARING = "preparing"
+    """Tokenized; asking the store and, if need be, a prefill node."""
+    CONNECTING = "connecting"
+    """Handed to a decode node that has not sent a token yet."""
+    STREAMING = "streaming"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionRequest:
+    request_id: str
+    namespace: Namespace
+    identity: ModelIdentity
+    prompt_token_ids: Sequence[int]
+    chain: Sequence[BlockRef]
+    """Of the prompt's full blocks."""
+    sampling: Sampling
+    max_tokens: int
+    stop_token_ids: frozenset[int]
+    """Tokens that end the answer wherever they come, the model's own included unless ignore_eos."""
+    ignore_eos: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    heartbeat: Nanos
+    connect: Nanos
+    no_node: Nanos
+    failures_in_a_row: int
+
+
+@dataclass(slots=True)
+class SessionStory:
+    """What happened to a session, for its usage record."""
+
+    cached_blocks: int | None = None
+    """What the first decode node found in its pool and the store; None until it said so."""
+    failovers: int = 0
+    decode_nodes: list[NodeId] = field(default_factory=list)
+    """In order of use; a node that failed before its first event counts."""
+    first_token_at: Nanos | None = None
+    last_token_at: Nanos | None = None
+    longest_gap: Nanos = Nanos(0)
+    """Between two tokens."""
+
+
+class _AttemptFailed(Exception):
+    def __init__(self, reason: FailoverReason, error: LarderError) -> None:
+        super().__init__(str(error))
+        self.reason = reason
+        self.error = error
+
+
+class Session:
+    def __init__(
+        self,
+        request: SessionRequest,
+        *,
+        fleet: Fleet,
+        affinity: PrefixAffinity,
+        policy: RoutingPolicy,
+        limits: SessionLimits,
+        metrics: GatewayMetrics,
+        clock: Clock,
+    ) -> None:
+        self.request = request
+        self.transcript = Transcript(request.prompt_token_ids, max_tokens=request.max_tokens)
+        self.story = SessionStory()
+        self.state = SessionState.PREPARING
+        self.decode_node: NodeId | None = None
+        self.finish_reason: FinishReason | None = None
+        self._fleet = fleet
+        self._affinity = affinity
+        self._policy = policy
+        self._limits = limits
+        self._metrics = metrics
+        self._clock = clock
+
+    async def tokens(self) -> AsyncGenerator[int, None]:
+        """Yield each token of the answer once, in order; afterwards `finish_reason` is set. Closing it cancels the work everywhere.
+
+        Raises InvalidRequest (the node refuses the prompt), Overloaded or Unavailable (no node could serve, or go on with, the answer).
+        """
+        failed: list[NodeId] = []
+        failures = 0
+        try:
+            while self.finish_reason is None:
+                node = await self._choose(failed)
+                tokens_before = len(self.transcript.generated_token_ids)
+                try:
+                    async with aclosing(self._attempt(node)) as attempt:
+                        async for token_id in attempt:
+                            yield token_id
+                except _AttemptFailed as failure:
+                    if len(self.transcript.generated_token_ids) > tokens_before:
+                        failed, failures = [], 0
+                    failed.append(node.member.node_id)
+                    failures += 1
+                    self._note_failure(node, failure)
+                    if self._ended_without_its_node():
+                        break
+                    if failures >= self._limits.failures_in_a_row:
+                        raise self._gave_up(failures, failure) from None
+                    await self._pause_if_all_failed(failed, failures)
+        finally:
+            self.state = SessionState.ENDED
+            self.decode_node = None
+
+    async def _attempt(self, node: DecodeNode) -> AsyncGenerator[int, None]:
+        request, node_id = self.request, node.member.node_id
+        self.state = SessionState.CONNECTING
+        self.decode_node = node_id
+        self.story.decode_nodes.append(node_id)
+        call = GenerateCall(
+            request_id=f"{request.request_id}-{len(self.story.decode_nodes)}",
+            namespace=request.namespace,
+            prompt_token_ids=request.prompt_token_ids,
+            generated_token_ids=tuple(self.transcript.generated_token_ids),
+            sampling=request.sampling,
+            max_tokens=request.max_tokens,
+            stop_token_ids=sorted(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+        )
+        patience = self._limits.connect
+        with node.busy():
+            async with node.backend.generate(call) as stream:
+                while True:
+                    try:
+                        async with asyncio.timeout(to_seconds(patience)):
+                            event = await anext(stream, None)
+                    except TimeoutError:
+                        silent = Unavailable(f"nothing came for {to_seconds(patience):.1f} s")
+                        raise _AttemptFailed(FailoverReason.SILENT, silent) from None
+                    except InvalidRequest as error:
+                        if self.transcript.generated_token_ids:
+                            raise _AttemptFailed(FailoverReason.ERROR, error) from None
+                        raise
+                    except Overloaded as error:
+                        raise _AttemptFailed(FailoverReason.OVERLOADED, error) from None
+                    except LarderError as error:
+                        raise _AttemptFailed(FailoverReason.ERROR, error) from None
+                    patience = self._limits.heartbeat
+                    if isinstance(event, TokenOut):
+                        self._take(event)
+                        node.on_call_succeeded()
+                        yield event.token_id
+                    elif isinstance(event, FinishedOut):
+                        node.on_call_succeeded()
+                        self._affinity.remember(request.chain, node_id)
+                        self.finish_reason = event.reason
+                        return
+                    elif isinstance(event, PrefixLoaded):
+                        if self.story.cached_blocks is None:
+                            self.story.cached_blocks = event.cached_blocks
+                    elif event is None:
+                        raise _AttemptFailed(FailoverReason.INCOMPLETE, Unavailable("the stream ended before the answer did"))
+
+    def _take(self, event: TokenOut) -> None:
+        try:
+            self.transcript.take(token_id=event.token_id, position=event.position)
+        except PositionFault as fault:
+            raise _AttemptFailed(FailoverReason.POSITION, Unavailable(str(fault))) from None
+        now = self._clock.now()
+        if self.story.first_token_at is None:
+            self.story.first_token_at = now
+        elif self.story.last_token_at is not None:
+            gap = Nanos(now - self.story.last_token_at)
+            self.story.longest_gap = max(self.story.longest_gap, gap)
+            self._metrics.itl.observe(to_seconds(gap))
+        self.story.last_token_at = now
+        self.state = SessionState.STREAMING
+
+    async def _choose(self, failed: Sequence[NodeId]) -> DecodeNode:
+        """The next node. A session that has begun waits for one to appear; a new one is refused at once."""
+        preferred = self._affinity.lookup(self.request.chain)
+        deadline = self._clock.now() + self._limits.no_node
+        while True:
+            node_id = choose_decode(
+                self._fleet.decode_candidates(self.request.identity), preferred=preferred, excluded=failed, policy=self._policy
+            )
+            if node_id is not None:
+                return self._fleet.decode.nodes[node_id]
+            if not self.transcript.generated_token_ids or self._clock.now() >= deadline:
+                raise Unavailable("no decode node is there to serve this; try again later")
+            await asyncio.sleep(to_seconds(_FIRST_PAUSE))
+
+    def _note_failure(self, node: DecodeNode, failure: _AttemptFailed) -> None:
+        node_id = node.member.node_id
+        if failure.reason is not FailoverReason.OVERLOADED:
+            node.on_call_failed(self._clock.now())
+            self.story.failovers += 1
+        self._metrics.failovers.labels(reason=failure.reason).inc()
+        logger.warning(
+            "request %s: decode node %s failed at token %d (%s): %s",
+            self.request.request_id,
+            node_id,
+            len(self.transcript.generated_token_ids),
+            failure.reason,
+            failure,
+        )
+
+    def _ended_without_its_node(self) -> bool:
+        """The node died between the last token and saying so: nothing is left to hand over."""
+        generated = self.transcript.generated_token_ids
+        if generated and generated[-1] in self.request.stop_token_ids:
+            self.finish_reason = FinishReason.STOP
+        elif len(generated) >= self.request.max_tokens:
+            self.finish_reason = FinishReason.LENGTH
+        return self.finish_reason is not None
+
+    async def _pause_if_all_failed(self, failed: Sequence[NodeId], failures: int) -> None:
+        """Going back to a node that has just failed, give it time to come back; another one is asked at once."""
+        candidates = self._fleet.decode_candidates(self.request.identity)
+        if all(candidate.node_id in failed for candidate in candidates):
+            await asyncio.sleep(to_seconds(Nanos(min(_LONGEST_PAUSE, _FIRST_PAUSE << failures))))
+
+    def _gave_up(self, failures: int, failure: _AttemptFailed) -> LarderError:
+        if failure.reason is FailoverReason.OVERLOADED:
+            return Overloaded("all decode nodes are busy; try again later")
+        where = f"after {len(self.transcript.generated_token_ids)} tokens" if self.transcript.generated_token_ids else "at its start"
+        return Unavailable(f"{failures} decode nodes in a row failed this answer {where}; the last one: {failure.reason}")
+
+
+class SessionTable:
+    """The live sessions, for admission and for operators."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._sessions: dict[str, Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(tuple(self._sessions.values()))
+
+    @contextmanager
+    def admitted(self, session: Session) -> Iterator[None]:
+        """Lists the session while it lives. Raises Overloaded when there are too many."""
+        if len(self._sessions) >= self._limit:
+            raise Overloaded(f"{self._limit} answers are in progress, as many as this gateway takes; try again later")
+        self._sessions[session.request.request_id] = session
+        try:
+            yield
+        finally:
+            del self._sessions[session.request.request_id]
