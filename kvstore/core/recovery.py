@@ -32,12 +32,17 @@ def recover_region(
     if header is None or header.region != region:
         return None
     if header.region_bytes != region_bytes:
-        raise UnsupportedFormat(f"SSD region {region} was made with region_bytes={header.region_bytes}, the configuration says
-        {region_bytes}") records: tuple[RecoveredRecord, ...] | None = None start = footer_offset(read(region_bytes - ALIGNMENT,
-        ALIGNMENT), region_bytes=region_bytes) if start is not None: records = decode_footer(read(start, region_bytes - start),
-        nonce=header.nonce) sealed = records is not None if records is None: records = tuple(record for record in _scan(read,
-        nonce=header.nonce, region_bytes=region_bytes) if is_intact(record)) return RecoveredRegion(region=region,
-        sequence=header.sequence, nonce=header.nonce, sealed=sealed, records=records)
+        raise UnsupportedFormat(
+            f"SSD region {region} was made with region_bytes={header.region_bytes}, the configuration says {region_bytes}"
+        )
+    records: tuple[RecoveredRecord, ...] | None = None
+    start = footer_offset(read(region_bytes - ALIGNMENT, ALIGNMENT), region_bytes=region_bytes)
+    if start is not None:
+        records = decode_footer(read(start, region_bytes - start), nonce=header.nonce)
+    sealed = records is not None
+    if records is None:
+        records = tuple(record for record in _scan(read, nonce=header.nonce, region_bytes=region_bytes) if is_intact(record))
+    return RecoveredRegion(region=region, sequence=header.sequence, nonce=header.nonce, sealed=sealed, records=records)
 
 
 def _scan(read: Callable[[int, int], bytes], *, nonce: bytes, region_bytes: int) -> list[RecoveredRecord]:
