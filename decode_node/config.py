@@ -1,0 +1,25 @@
+"""What an operator can set on a decode node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.errors import ConfigError
+from kvstore.units import Nanos, milliseconds
+from prefill_node.config import ComputeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeConfig(ComputeConfig):
+    node_id: str = "decode"
+    heartbeat_every: Nanos = milliseconds(200)
+    """A stream without a token for this long gives a sign of life; at most 250ms, since the gateway takes silence for death."""
+    load_patience: float = 1.0
+    """Fetching a prefix may take this many times what computing it is expected to take."""
+
+    def __post_init__(self) -> None:
+        ComputeConfig.__post_init__(self)
+        if not 0 < self.heartbeat_every <= milliseconds(250):
+            raise ConfigError(f"heartbeat_every must be above 0 and at most 250ms: {self.heartbeat_every} ns")
+        if not self.load_patience > 0:
+            raise ConfigError(f"load_patience must be above 0: {self.load_patience}")

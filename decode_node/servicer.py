@@ -1,0 +1,88 @@
+"""DecodeService on the wire: messages to a DecodeSession and back."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+from kvpb.v1 import decode_pb2, decode_pb2_grpc
+
+from decode_node.loader import PrefixLoader
+from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, NextToken, SessionEvent
+from kvstore.rpc.server import streaming, unary
+from kvstore.units import Nanos
+from prefill_node.compute_node import ComputeNode
+from prefill_node.engine import FinishReason, SamplingParams
+
+_REASON = {FinishReason.STOP: decode_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: decode_pb2.FINISH_REASON_LENGTH}
+
+
+class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[misc]  # generated code has no types
+    def __init__(self, node: ComputeNode, loader: PrefixLoader, *, heartbeat_every: Nanos) -> None:
+        self._node = node
+        self._loader = loader
+        self._heartbeat_every = heartbeat_every
+        self._calls = itertools.count()
+
+    @streaming
+    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
+        call = GenerateCall(
+            # A stream may come back to a node that still tears down its first try: the number tells them apart.
+            request_id=f"{request.request_id}/{next(self._calls)}",
+            namespace=request.namespace,
+            prompt=tuple(request.prompt_token_ids),
+            generated=tuple(request.generated_token_ids),
+            sampling=SamplingParams(
+                temperature=request.sampling.temperature,
+                top_k=request.sampling.top_k,
+                top_p=request.sampling.top_p,
+                seed=request.sampling.seed,
+            ),
+            max_tokens=request.max_tokens,
+            stop_token_ids=tuple(request.stop_token_ids),
+            ignore_eos=request.ignore_eos,
+            priority=request.priority,
+        )
+        session = DecodeSession(call, self._node, self._loader, heartbeat_every=self._heartbeat_every)
+        async with aclosing(session.events()) as events:
+            async for event in events:
+                yield _to_proto(event)
+
+    @unary
+    async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:
+        node = self._node
+        load = node.engine.load()
+        return decode_pb2.DecodeLoadResponse(
+            node_id=node.config.node_id,
+            model=node.model.name,
+            layout_fingerprint=node.model.layout.fingerprint,
+            running=load.running,
+            queued=load.queued,
+            free_pool_blocks=load.free_blocks,
+            total_pool_blocks=load.total_blocks,
+            tokens_per_s=load.prefill_tokens_per_s,
+            itl_ms=load.itl_ms,
+            model_digest=node.model.model_digest,
+            block_tokens=node.block_tokens,
+            max_positions=node.limits.max_tokens,
+        )
+
+
+def _to_proto(event: SessionEvent) -> decode_pb2.GenerateEvent:
+    if isinstance(event, NextToken):
+        return decode_pb2.GenerateEvent(token=decode_pb2.Token(token_id=event.token_id, position=event.position))
+    if isinstance(event, Loaded):
+        return decode_pb2.GenerateEvent(
+            prefix_loaded=decode_pb2.PrefixLoaded(
+                prompt_blocks=event.prompt_blocks,
+                local_blocks=event.local_blocks,
+                store_blocks=event.store_blocks,
+                recomputed_tokens=event.recomputed_tokens,
+                load_ms=event.load_ms,
+            )
+        )
+    if isinstance(event, Finished):
+        return decode_pb2.GenerateEvent(finished=decode_pb2.Finished(reason=_REASON[event.reason]))
+    return decode_pb2.GenerateEvent(heartbeat=decode_pb2.Heartbeat())

@@ -1,0 +1,131 @@
+"""One engine with what it needs to take blocks from the store and to give blocks to it. Prefill and decode nodes are both one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from kvstore.client import StoreClient
+from kvstore.codec import BlockCodec
+from kvstore.core.chain import chain_of, root_hash
+from kvstore.core.view import Role
+from kvstore.ids import BlockHash, BlockRef, KeySpace, Namespace
+from kvstore.registry import ViewSource
+from kvstore.units import Nanos, seconds
+from prefill_node import metrics
+from prefill_node.config import ComputeConfig
+from prefill_node.engine import Engine, EngineConfig
+from prefill_node.limits import Limits
+from prefill_node.live_sessions import LiveSessions
+from prefill_node.model import LoadedModel
+from prefill_node.publish import PublishConfig, Publisher
+from prefill_node.sealer import PublishingSealer
+
+FLUSH_AT_CLOSE: Nanos = seconds(1)
+GAUGE_PERIOD_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeNode:
+    role: Role
+    config: ComputeConfig
+    model: LoadedModel
+    codec: BlockCodec
+    engine: Engine
+    store: StoreClient
+    publisher: Publisher
+    sealer: PublishingSealer
+    executor: ThreadPoolExecutor
+    """Decodes fetched blocks; its kernels release the GIL."""
+    limits: Limits
+    sessions: LiveSessions
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, config: ComputeConfig, model: LoadedModel, views: ViewSource, *, role: Role, publish_wait: Nanos | None
+    ) -> AsyncIterator[ComputeNode]:
+        """A node that computes and publishes until the context ends. `publish_wait`: how long a full publish queue may hold the engine
+        up; None: never, the payload is dropped."""
+        codec = BlockCodec(model.layout, model_digest=model.model_digest, rung=config.rung, entropy=config.entropy)
+        store = StoreClient(views, replicas=config.replicas)
+        publisher = Publisher(
+            store,
+            config=PublishConfig(acknowledge=config.acknowledge, queue_bytes=config.publish_queue, wait_for_room=publish_wait or Nanos(0)),
+        )
+        sealer = PublishingSealer(codec, publisher, wait_for_room=publish_wait is not None)
+        engine = Engine(
+            model,
+            EngineConfig(
+                pool_blocks=config.pool_blocks,
+                chunk_tokens=config.chunk_tokens,
+                max_batch=config.max_batch,
+                step_tokens=max(config.chunk_tokens, config.max_batch + model.layout.block_tokens),
+                threads=config.threads,
+            ),
+            sealer=sealer,
+        )
+        executor = ThreadPoolExecutor(config.load_threads, thread_name_prefix="load")
+        node = cls(
+            role=role,
+            config=config,
+            model=model,
+            codec=codec,
+            engine=engine,
+            store=store,
+            publisher=publisher,
+            sealer=sealer,
+            executor=executor,
+            limits=Limits(
+                max_positions=model.max_positions,
+                pool_tokens=config.pool_blocks * model.layout.block_tokens,
+                vocabulary=model.vocab_size,
+            ),
+            sessions=LiveSessions(),
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(publisher.run()), group.create_task(node._measure())]
+                await asyncio.sleep(0)  # the publisher must run before the engine offers
+                engine.start()
+                try:
+                    yield node
+                    await publisher.flush(timeout=FLUSH_AT_CLOSE)
+                finally:
+                    await asyncio.to_thread(engine.stop)
+                    for task in tasks:
+                        task.cancel()
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+            await store.close()
+
+    @property
+    def block_tokens(self) -> int:
+        return self.model.layout.block_tokens
+
+    def key_space(self, namespace: str) -> KeySpace:
+        return KeySpace(Namespace(namespace), self.model.layout.fingerprint)
+
+    def root(self, namespace: str) -> BlockHash:
+        return root_hash(namespace=Namespace(namespace), model_digest=self.model.model_digest, layout=self.model.layout.fingerprint)
+
+    def chain(self, namespace: str, token_ids: Sequence[int]) -> tuple[BlockRef, ...]:
+        """One reference per full block of `token_ids`."""
+        return chain_of(token_ids, block_tokens=self.block_tokens, root=self.root(namespace))
+
+    async def drain(self) -> None:
+        """Take no new request, and end the running ones so that another node can go on with them."""
+        await self.sessions.drain(self.publisher, flush=self.config.drain_flush)
+
+    async def _measure(self) -> None:
+        """Keep the gauges true until cancelled."""
+        while True:
+            load = self.engine.load()
+            metrics.queue_length.labels(role=self.role).set(load.queued)
+            metrics.batch_size.labels(role=self.role).set(load.running)
+            metrics.pool_blocks.labels(role=self.role, state="free").set(load.free_blocks)
+            metrics.pool_blocks.labels(role=self.role, state="used").set(load.total_blocks - load.free_blocks)
+            await asyncio.sleep(GAUGE_PERIOD_S)

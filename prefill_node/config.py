@@ -1,0 +1,98 @@
+"""What an operator can set on a prefill node, and what a prefill and a decode node have in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from kvstore.client import Acknowledge
+from kvstore.codec import Rung
+from kvstore.errors import ConfigError
+from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
+
+
+def _default_cache_dir() -> Path:
+    return Path.home() / ".cache" / "larder"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeConfig:
+    """The keys of every node that runs an engine."""
+
+    node_id: str = "compute"
+    """Name of this member, stable over restarts. Unique in the cluster."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0: a free one."""
+    metrics_port: int = 0
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    zone: str = "zone-a"
+    log_level: str = "info"
+
+    model: str = "default"
+    """A Hugging Face folder, a .gguf file, or "default"."""
+    cache_dir: Path = field(default_factory=_default_cache_dir)
+    """Where a converted model is kept."""
+    device: str = "cpu"
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    threads: int = 0
+    """Threads of the engine's matrix products; 0: one for each CPU this process may use."""
+    pool_blocks: int = 512
+    """Blocks of the paged pool: running sequences, and what stays for local hits."""
+    block_tokens: int = 32
+    chunk_tokens: int = 512
+    """Most tokens of one prompt in one step, and of all prompts together."""
+    max_batch: int = 32
+    """Most sequences in one decode step."""
+
+    rung: Rung = Rung.INT8
+    """Quality of the payloads this node writes: raw, int8 or int4. It reads all of them."""
+    entropy: bool = True
+    """Compress payloads where it pays."""
+    replicas: int = 2
+    acknowledge: Acknowledge = Acknowledge.QUORUM
+    """How many replicas must have a block before it counts as published: one, quorum or all."""
+    publish_queue: Bytes = Bytes(256 * MIB)
+    """Payload bytes sealed and not yet put."""
+
+    load_threads: int = 2
+    """Worker threads that decode fetched blocks into the pool."""
+    load_max_wait: Nanos = seconds(5)
+    """Longest that fetching a prefix may take before the rest is computed."""
+
+    member_ttl: Nanos = seconds(6)
+    """Of this node's lease in Redis; a third of it is the period of renewal."""
+    drain_flush: Nanos = milliseconds(500)
+    """How long a stopping node goes on publishing what its streams have sealed before it lets them go."""
+
+    def __post_init__(self) -> None:
+        if not self.node_id:
+            raise ConfigError("node_id must not be empty")
+        for key in ("port", "metrics_port"):
+            if not 0 <= getattr(self, key) <= 65535:
+                raise ConfigError(f"{key} must be 0 to 65535: {getattr(self, key)}")
+        for key in ("pool_blocks", "block_tokens", "chunk_tokens", "max_batch", "replicas", "load_threads"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{key} must be at least 1: {getattr(self, key)}")
+        for key in ("publish_queue", "load_max_wait", "member_ttl"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
+        if self.threads < 0:
+            raise ConfigError(f"threads must be 0 (one for each CPU) or more: {self.threads}")
+        if self.chunk_tokens % self.block_tokens:
+            raise ConfigError(f"chunk_tokens ({self.chunk_tokens}) must be a multiple of block_tokens ({self.block_tokens})")
+        if self.drain_flush > seconds(10):
+            raise ConfigError("drain_flush must be at most 10s: a supervisor gives a stopping process no more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefillConfig(ComputeConfig):
+    node_id: str = "prefill"
+    publish_wait: Nanos = seconds(5)
+    """How long the engine waits for room in a full publish queue before it leaves a block unpublished."""
+
+    def __post_init__(self) -> None:
+        ComputeConfig.__post_init__(self)
+        if self.publish_wait < 0:
+            raise ConfigError(f"publish_wait must not be negative: {self.publish_wait}")

@@ -1,0 +1,117 @@
+"""Leased blocks from the store into pool blocks of the engine: read on the event loop, decoded in worker threads.
+
+The kernels release the GIL, so the running batch goes on meanwhile. A pool block is never let go while a worker may still write
+to it: every way out of `fetch_run` waits for the workers first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvstore.client import PrefixLease, StoreClient
+from kvstore.codec import BlockCodec
+from kvstore.errors import LarderError
+from kvstore.units import Nanos, to_seconds
+from prefill_node import metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class FetchedRun:
+    blocks: int = 0
+    """Leading blocks that are decoded and verified, from the first one asked for on."""
+    tiers: Counter[str] = field(default_factory=Counter)
+    """Those blocks by the tier that gave them."""
+    ended_by: str = ""
+    """Why the run is shorter than asked: "missing", "bad_payload", "read_failed", "deadline"; empty when it is not."""
+
+
+async def fetch_run(
+    store: StoreClient,
+    lease: PrefixLease,
+    codec: BlockCodec,
+    executor: ThreadPoolExecutor,
+    arrays: Sequence[np.ndarray],
+    *,
+    first: int,
+    start_position: int,
+    wait: Nanos,
+) -> FetchedRun:
+    """Fill `arrays[i]` with block `first + i` of the lease; return how long a leading run made it.
+
+    `arrays` are KV blocks as the codec wants them; the ones behind the returned run hold anything. `start_position` is the position
+    of the first token of `arrays[0]`. Takes at most `wait` plus one block's decode. Raises only what cancels it.
+    """
+    block_tokens = codec.layout.block_tokens
+    decodes: dict[int, tuple[Future[None], str]] = {}
+    run = FetchedRun()
+    end = len(arrays)
+    try:
+        async with asyncio.timeout(to_seconds(wait)):
+            async with aclosing(store.read(lease, indices=range(first, first + end))) as blocks:
+                async for block in blocks:
+                    index = block.index - first
+                    if block.payload is None and index < end:
+                        run.ended_by = "missing"
+                        end = index
+                    elif block.payload is not None and index < end:
+                        position = start_position + index * block_tokens
+                        decodes[index] = (
+                            executor.submit(_decode, codec, block.payload, arrays[index], position),
+                            block.tier.name.lower() if block.tier else "unknown",
+                        )
+                    if all(index in decodes for index in range(end)):
+                        break  # nothing that is still to come can lengthen the run
+            await _settle([decode for decode, _ in decodes.values()])
+    except TimeoutError:
+        run.ended_by = "deadline"
+    except LarderError as error:
+        log.warning("reading a leased run raised: %s", error)
+        run.ended_by = "read_failed"
+    finally:
+        for decode, _ in decodes.values():
+            decode.cancel()
+        await _settle([decode for decode, _ in decodes.values()])
+    while run.blocks < end and (entry := decodes.get(run.blocks)) is not None:
+        decode, tier = entry
+        if decode.cancelled():
+            break
+        if (error := decode.exception()) is not None:
+            run.ended_by = "bad_payload"
+            if not isinstance(error, LarderError):
+                log.error("decoding block %d raised", run.blocks, exc_info=error)
+            metrics.codec_failures.labels(reason=type(error).__name__).inc()
+            break
+        run.tiers[tier] += 1
+        run.blocks += 1
+    return run
+
+
+def _decode(codec: BlockCodec, payload: bytes | memoryview, out: np.ndarray, start_position: int) -> None:
+    codec.decode_into(payload, out, start_position=start_position)
+
+
+async def _settle(decodes: Sequence[Future[None]]) -> None:
+    """Wait until no worker is at any of `decodes`, however often this task is cancelled meanwhile; then let the cancel through."""
+    loop = asyncio.get_running_loop()
+    progress = asyncio.Event()
+    for decode in decodes:
+        decode.add_done_callback(lambda _: loop.call_soon_threadsafe(progress.set))
+    cancelled: asyncio.CancelledError | None = None
+    while not all(decode.done() for decode in decodes):
+        progress.clear()
+        try:
+            await progress.wait()
+        except asyncio.CancelledError as cancel:
+            cancelled = cancel
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,74 @@
+"""What the engine calls when a block is full: make its numbers canonical, and hand the payload to the publisher."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from kvstore.codec import BlockCodec
+from kvstore.errors import CodecFailure
+from kvstore.ids import BlockRef, KeySpace
+from prefill_node import metrics
+from prefill_node.publish import Publisher, SealedPayload
+
+log = logging.getLogger(__name__)
+
+
+class PublishingSealer:
+    """The engine's Sealer. `open` and `close` are called on the event loop, `seal` in the engine thread."""
+
+    def __init__(self, codec: BlockCodec, publisher: Publisher, *, wait_for_room: bool) -> None:
+        """`wait_for_room`: a full publish queue holds the engine up (prefill) instead of losing the payload (decode)."""
+        self._codec = codec
+        self._publisher = publisher
+        self._wait_for_room = wait_for_room
+        self._key_spaces: dict[str, KeySpace] = {}
+
+    def open(self, request_id: str, key_space: KeySpace) -> None:
+        """Say where the blocks of a request belong; before the request is submitted."""
+        assert request_id not in self._key_spaces
+        self._key_spaces[request_id] = key_space
+
+    def close(self, request_id: str) -> None:
+        """The request is over. A block sealed after this is made canonical and stays unpublished."""
+        self._key_spaces.pop(request_id, None)
+
+    def seal(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
+        """Replace `block` by what the store will hold and queue its payload.
+
+        A block that the codec cannot encode (NaN, Inf) keeps its numbers and is not published; its sequence goes on, and whoever
+        needs the block later computes it again.
+        """
+        try:
+            payload = self._codec.encode_canonical(block, start_position=start_position)
+        except CodecFailure as failure:
+            reason = str(failure.args[0]) if failure.args else "unknown"
+            log.warning("block %d of request %s was not sealed: %s", ref.index, request_id, failure)
+            metrics.codec_failures.labels(reason=reason[:60]).inc()
+            self._publisher.refuse(request_id)
+            return
+        key_space = self._key_spaces.get(request_id)
+        if key_space is None:
+            metrics.unpublished_blocks.labels(reason="request_over").inc()
+            return
+        self._publisher.offer(SealedPayload(request_id, key_space, ref, payload), wait=self._wait_for_room)
+
+    def republish(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
+        """Queue the payload of a block that is sealed here already and missing in the store. For worker threads; may block.
+
+        Nothing is published unless the payload gives back exactly the numbers that sequences here attend to.
+        """
+        copy = block.copy()
+        try:
+            payload = self._codec.encode_canonical(copy, start_position=start_position)
+        except CodecFailure as failure:
+            metrics.codec_failures.labels(reason=str(failure)[:60]).inc()
+            self._publisher.refuse(request_id)
+            return
+        key_space = self._key_spaces.get(request_id)
+        if key_space is None or not np.array_equal(copy.view(np.uint8), block.view(np.uint8)):
+            metrics.unpublished_blocks.labels(reason="not_idempotent" if key_space else "request_over").inc()
+            self._publisher.refuse(request_id)
+            return
+        self._publisher.offer(SealedPayload(request_id, key_space, ref, payload), wait=True)
