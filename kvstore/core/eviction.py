@@ -1,0 +1,106 @@
+"""Eviction: which copy goes next. The policy ranks; what may go at all (not leased, no child left) is the caller's rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Protocol
+
+from kvstore.core.index import Entry
+
+
+class EvictionQueue(Protocol):
+    """Candidates of one tier, coldest first."""
+
+    def offer(self, entry: Entry) -> None:
+        """The entry may go now, as far as the caller knows. Offering it again is harmless."""
+        ...
+
+    def discard(self, entry: Entry) -> None:
+        """The entry has no copy here any more."""
+        ...
+
+    def take(self) -> Entry | None:
+        """Removes and gives the coldest candidate that may go; None when there is none. Candidates found unable to go are dropped: who
+        makes them able again offers them again."""
+        ...
+
+
+class EvictionPolicy(Protocol):
+    def used(self, entries: Sequence[Entry]) -> None:
+        """The entries, in chain order, were put or leased just now."""
+        ...
+
+    def queue(self, may_go: Callable[[Entry], bool]) -> EvictionQueue:
+        """A queue for one kind of candidate; made once each, at start."""
+        ...
+
+
+class LruPolicy:
+    """Least recently used first. Of one use, the last block of the chain is the coldest: a prefix without its head is worthless."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+        self._queues = 0
+
+    def used(self, entries: Sequence[Entry]) -> None:
+        rank = self._rank
+        for entry in reversed(entries):
+            rank += 1
+            entry.last_used = rank
+        self._rank = rank
+
+    def queue(self, may_go: Callable[[Entry], bool]) -> LruQueue:
+        self._queues += 1
+        return LruQueue(may_go, bit=1 << (self._queues - 1))
+
+
+class LruQueue:
+    """A heap by rank, put right lazily: a use or a lease costs no heap operation; an outdated head is re-ranked or dropped when met.
+
+    Cost: offer O(log n), discard O(1), take O(log n), all amortized.
+    """
+
+    def __init__(self, may_go: Callable[[Entry], bool], *, bit: int) -> None:
+        self._may_go = may_go
+        self._bit = bit
+        self._heap: list[tuple[int, Entry]] = []  # ranks are unique, entries never compared
+        self._discarded = 0
+
+    def offer(self, entry: Entry) -> None:
+        if not entry.queued & self._bit:
+            entry.queued |= self._bit
+            heappush(self._heap, (entry.last_used, entry))
+
+    def discard(self, entry: Entry) -> None:
+        if entry.queued & self._bit:
+            self._discarded += 1
+            if self._discarded > 64 and self._discarded * 2 > len(self._heap):
+                self._rebuild()
+
+    def take(self) -> Entry | None:
+        heap = self._heap
+        while heap:
+            rank, entry = heap[0]
+            if not self._may_go(entry):
+                heappop(heap)
+                entry.queued &= ~self._bit
+            elif entry.last_used != rank:
+                heapreplace(heap, (entry.last_used, entry))
+            else:
+                heappop(heap)
+                entry.queued &= ~self._bit
+                return entry
+        return None
+
+    def _rebuild(self) -> None:
+        """Lets go of the entries that are gone; without it a store of puts and deletes would never forget them."""
+        kept: list[tuple[int, Entry]] = []
+        for _, entry in self._heap:
+            if self._may_go(entry):
+                kept.append((entry.last_used, entry))
+            else:
+                entry.queued &= ~self._bit
+        heapify(kept)
+        self._heap = kept
+        self._discarded = 0
