@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -23,6 +23,9 @@ Answer = TypeVar("Answer")
 MAX_MESSAGE_BYTES = 8 * MIB
 """A chunk of 1 MiB and a batch of 4,096 block references (about 140 bytes each) both fit with room; more is refused by gRPC."""
 
+MAX_CONCURRENT_CALLS = 1024
+"""More are refused with RESOURCE_EXHAUSTED, so that a herd of clients gets an answer and not a hang."""
+
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -39,7 +42,7 @@ assert MAX_BATCH_ITEMS * 256 < MAX_MESSAGE_BYTES
 
 def make_server() -> Any:
     """A grpc.aio.Server without services and ports."""
-    return grpc.aio.server(options=_OPTIONS)
+    return grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
 
 
 def bind(server: Any, *, host: str, port: int) -> int:
@@ -53,29 +56,16 @@ def bind(server: Any, *, host: str, port: int) -> int:
     return bound
 
 
-def unary(method: Callable[[Any, Request, Any], Awaitable[Answer]]) -> Callable[[Any, Request, Any], Awaitable[Answer]]:
-    """Wraps a servicer's method whose answer is one message: a LarderError becomes its status code and message."""
+def guarded(method: Callable[[Any, Request, Any], Awaitable[Answer]]) -> Callable[[Any, Request, Any], Awaitable[Answer]]:
+    """Wraps a servicer's coroutine method (one that answers with a stream writes to its context): a LarderError becomes its status
+    code and message."""
 
     @wraps(method)
-    async def guarded(self: Any, request: Request, context: Any) -> Answer:
+    async def answer(self: Any, request: Request, context: Any) -> Answer:
         try:
             return await method(self, request, context)
         except LarderError as error:
             await context.abort(status_code_of(error), str(error))
             raise AssertionError("abort does not return") from error
 
-    return guarded
-
-
-def streaming(method: Callable[[Any, Request, Any], AsyncIterator[Answer]]) -> Callable[[Any, Request, Any], AsyncIterator[Answer]]:
-    """The same for a method that answers with a stream."""
-
-    @wraps(method)
-    async def guarded(self: Any, request: Request, context: Any) -> AsyncIterator[Answer]:
-        try:
-            async for answer in method(self, request, context):
-                yield answer
-        except LarderError as error:
-            await context.abort(status_code_of(error), str(error))
-
-    return guarded
+    return answer

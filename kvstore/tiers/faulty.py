@@ -17,6 +17,7 @@ class Faults:
     failing_writes: int = 0
     full_writes: int = 0
     """Writes refused as on a full disk."""
+    failing_syncs: int = 0
     short_reads: int = 0
     """Reads that get one byte less than asked for."""
     flipped_reads: int = 0
@@ -47,6 +48,11 @@ class FaultyTier:
             self._tier.write(place, offset, [whole[: len(whole) // 2]])
             return
         self._tier.write(place, offset, parts)
+
+    def sync(self, place: int) -> None:
+        if self._takes("failing_syncs"):
+            raise TierFailure(FailureReason.IO_ERROR, "injected sync error")
+        self._tier.sync(place)
 
     def read_into(self, place: int, offset: int, out: memoryview) -> None:
         self._faults.before_read()

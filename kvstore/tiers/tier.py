@@ -34,7 +34,12 @@ class Tier(Protocol):
     """
 
     def write(self, place: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Puts the parts one after another at the offset; when it returns they are down. Raises TierFailure."""
+        """Puts the parts one after another at the offset; the next read sees them. Raises TierFailure."""
+        ...
+
+    def sync(self, place: int) -> None:
+        """What was written to the place before now survives a crash of the process and of the machine, on a medium that can
+        promise it. Raises TierFailure: then nothing is known about the writes since the last sync."""
         ...
 
     def read_into(self, place: int, offset: int, out: memoryview) -> None:

@@ -1,0 +1,66 @@
+"""What a store node shows to Prometheus. Names are those of kvstore/telemetry.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvstore.core.events import CommitStatus, Note, NoteKind, ReadOutcome, ReadStatus, ReserveStatus
+from kvstore.core.extent import Tier
+from kvstore.node.open_read import OpenRead
+from kvstore.telemetry import (
+    EVICTIONS_TOTAL,
+    LATENCY_BUCKETS_S,
+    PUT_OUTCOMES_TOTAL,
+    PUT_SECONDS,
+    READ_OUTCOMES_TOTAL,
+    READ_SECONDS,
+    TIER_BYTES,
+)
+from kvstore.units import Nanos, to_seconds
+
+
+class NodeMetrics:
+    """One per node, in the registry given: the process's own, or a fresh one in a test that runs several nodes."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tier_bytes = Gauge(TIER_BYTES, "Bytes used, by tier.", ["tier"], registry=registry)
+        self._put_seconds = Histogram(PUT_SECONDS, "From a commit to its answer.", buckets=LATENCY_BUCKETS_S, registry=registry)
+        self._read_seconds = Histogram(
+            READ_SECONDS, "One read call, from its request to its last chunk.", buckets=LATENCY_BUCKETS_S, registry=registry
+        )
+        self._put_outcomes = Counter(PUT_OUTCOMES_TOTAL, "Blocks put, by outcome.", ["outcome", "reason"], registry=registry)
+        self._read_outcomes = Counter(READ_OUTCOMES_TOTAL, "Blocks read, by outcome.", ["outcome", "reason"], registry=registry)
+        self._evictions = Counter(EVICTIONS_TOTAL, "Copies evicted, by tier and reason.", ["tier", "reason"], registry=registry)
+        self._notes = Counter(
+            "larder_store_notes_total", "What happened to copies, by kind and reason.", ["kind", "reason"], registry=registry
+        )
+
+    def tier_bytes(self, tier: Tier, used: int) -> None:
+        self._tier_bytes.labels(tier.name.lower()).set(used)
+
+    def put_refused(self, status: ReserveStatus) -> None:
+        outcome = "exists" if status is ReserveStatus.EXISTS else "refused"
+        self._put_outcomes.labels(outcome, status.name.lower()).inc()
+
+    def committed(self, statuses: Iterable[CommitStatus], *, took: Nanos) -> None:
+        self._put_seconds.observe(to_seconds(took))
+        for status in statuses:
+            stored = status is CommitStatus.STORED
+            self._put_outcomes.labels("stored" if stored else "failed", "" if stored else status.name.lower()).inc()
+
+    def read(self, read: OpenRead, *, took: Nanos) -> None:
+        self._read_seconds.observe(to_seconds(took))
+        for item, outcome in zip(read.items, read.outcomes, strict=True):
+            if item.status is not ReadStatus.OK:
+                self._read_outcomes.labels("failed", item.status.name.lower()).inc()
+            elif outcome is ReadOutcome.OK:
+                self._read_outcomes.labels("ok", "").inc()
+            else:
+                self._read_outcomes.labels("failed", outcome.value).inc()
+
+    def note(self, note: Note) -> None:
+        self._notes.labels(note.kind.value, note.reason).inc()
+        if note.kind is NoteKind.EVICTED and note.tier is not None:
+            self._evictions.labels(note.tier.name.lower(), note.reason).inc()

@@ -1,0 +1,280 @@
+"""The shell of one store: feeds events to the core, carries out its instructions, hands in every outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Protocol, TypeVar
+
+from kvstore.clock import Clock
+from kvstore.core.events import (
+    AnswerRead,
+    AnswerReserve,
+    AnswerStop,
+    CancelRead,
+    CopyExtent,
+    CopyOutcome,
+    DiscardReservation,
+    Event,
+    ExtentCopied,
+    ExtentVerified,
+    Instruction,
+    Note,
+    ReadRequested,
+    RegionsRecovered,
+    RegionWritten,
+    ReserveStatus,
+    StopRequested,
+    Tick,
+    VerifyExtent,
+    VerifyOutcome,
+    WriteRegion,
+)
+from kvstore.core.extent import Tier
+from kvstore.core.store_state import StoreState
+from kvstore.errors import CorruptPayload
+from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
+from kvstore.node.config import NodeConfig
+from kvstore.node.incoming import IncomingPayloads
+from kvstore.node.open_read import OpenRead
+from kvstore.node.payload_source import PayloadSource
+from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
+from kvstore.tiers.host import HostArena
+from kvstore.tiers.tier import Tier as Medium
+from kvstore.tiers.tier import TierFailure
+from kvstore.units import Nanos, to_seconds
+
+logger = logging.getLogger(__name__)
+
+AnswerT = TypeVar("AnswerT")
+
+
+class _Request(Protocol):
+    @property
+    def request_id(self) -> RequestId: ...
+
+
+class Node:
+    """Belongs to one event loop; every method is called there. Small host payloads are touched inline, large ones and the SSD in threads.
+
+    `on_note` is called for each Note of the core (metrics). `crashed` gets the exception of a bug: the core's state is then not to be
+    trusted any more, and the process must end.
+    """
+
+    def __init__(
+        self,
+        state: StoreState,
+        *,
+        host: HostArena,
+        ssd: Medium | None,
+        config: NodeConfig,
+        clock: Clock,
+        on_note: Callable[[Note], None] = lambda note: None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.state = state
+        self.incoming = IncomingPayloads(host)
+        self.crashed: asyncio.Future[None] = loop.create_future()
+        self._host = host
+        self._config = config
+        self._clock = clock
+        self._on_note = on_note
+        self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
+        self.source = PayloadSource(host, ssd, executor=self._executor, timeout=config.read_deadline)
+        self._writer = None if ssd is None else SsdWriter(ssd, loop)
+        self._request_ids = itertools.count(1)
+        self._waiting: dict[RequestId, asyncio.Future[object]] = {}
+        self._reads: dict[int, OpenRead] = {}
+        self._events: deque[Event] = deque()
+        self._feeding = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def start(self, recovered: RegionsRecovered | None) -> None:
+        """`recovered`: what is on the SSD; None without an SSD tier."""
+        if recovered is not None:
+            self.feed(recovered)
+        self._spawn(self._tick())
+
+    async def stop(self) -> None:
+        """Demotes what is hot, for as long as `drain_deadline`, and ends every task and thread. The tiers stay open."""
+        try:
+            async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
+                await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
+        except TimeoutError:
+            logger.warning("not all hot copies were on SSD within drain_deadline; the rest is lost")
+        await self.close()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._writer is not None:
+            await asyncio.to_thread(self._writer.close)
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def now(self) -> Nanos:
+        return self._clock.now()
+
+    def next_request_id(self) -> RequestId:
+        return RequestId(next(self._request_ids))
+
+    async def ask(self, request: _Request, answer: type[AnswerT]) -> AnswerT:
+        """The core's answer to a request event. Those that the core answers at once are answered without giving up the loop."""
+        waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._waiting[request.request_id] = waiting
+        try:
+            self.feed(request)  # type: ignore[arg-type]  # every request is an Event
+            found = await waiting
+        finally:
+            self._waiting.pop(request.request_id, None)
+        assert isinstance(found, answer), f"{found} is no answer to {request}"
+        return found
+
+    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash]) -> OpenRead:
+        """The caller must `finish` it, whatever happens."""
+        request = ReadRequested(request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes))
+        plan = await self.ask(request, AnswerRead)
+        return self._reads[plan.operation] if plan.operation else OpenRead(plan, self.feed)
+
+    def feed(self, event: Event) -> None:
+        """Hands one event to the core and starts what it asks for. An event that comes up meanwhile is taken after it."""
+        self._events.append(event)
+        if self._feeding:
+            return
+        self._feeding = True
+        try:
+            while self._events:
+                for instruction in self.state.handle(self._events.popleft(), self._clock.now()):
+                    self._execute(instruction)
+        except Exception as error:
+            self._crash(error)
+            raise
+        finally:
+            self._feeding = False
+
+    def _execute(self, instruction: Instruction) -> None:
+        match instruction:
+            case Note():
+                self._on_note(instruction)
+            case DiscardReservation():
+                self.incoming.close(instruction.write_token)
+            case CancelRead():
+                self._reads[instruction.operation].finish()
+            case VerifyExtent():
+                self._verify(instruction)
+            case CopyExtent():
+                self._copy(instruction)
+            case WriteRegion():
+                self._write_region(instruction)
+            case _:
+                self._answer(instruction)
+
+    def _answer(self, answer: object) -> None:
+        if isinstance(answer, AnswerReserve):
+            for grant in answer.grants:
+                if grant.status is ReserveStatus.GRANTED:
+                    assert grant.extent is not None
+                    self.incoming.open(grant.write_token, grant.extent)
+        elif isinstance(answer, AnswerRead) and answer.operation:
+            self._reads[answer.operation] = OpenRead(answer, partial(self._finish_read, answer.operation))
+        waiting = self._waiting.get(answer.request_id)  # type: ignore[attr-defined]
+        if waiting is not None and not waiting.done():
+            waiting.set_result(answer)
+
+    def _finish_read(self, operation: int, finished: Event) -> None:
+        del self._reads[operation]
+        self.feed(finished)
+
+    def _verify(self, instruction: VerifyExtent) -> None:
+        if self.source.is_quick(instruction.extent):
+            try:
+                self.source.read_now(instruction.extent, instruction.checksum)
+                outcome = VerifyOutcome.OK
+            except CorruptPayload:
+                outcome = VerifyOutcome.CORRUPT
+            self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+        else:
+            self._spawn(self._verify_in_thread(instruction))
+
+    async def _verify_in_thread(self, instruction: VerifyExtent) -> None:
+        outcome = VerifyOutcome.OK
+        try:
+            await self.source.read(instruction.extent, instruction.checksum)
+        except CorruptPayload:
+            outcome = VerifyOutcome.CORRUPT
+        except TierFailure as failure:
+            logger.warning("verify: %s", failure)
+            outcome = VerifyOutcome.IO_ERROR
+        self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+
+    def _copy(self, instruction: CopyExtent) -> None:
+        if instruction.target.tier is Tier.SSD:
+            self._copy_to_ssd(instruction)
+        else:
+            self._spawn(self._copy_to_host(instruction))
+
+    def _copy_to_ssd(self, instruction: CopyExtent) -> None:
+        assert self._writer is not None
+        trouble: list[CopyOutcome] = []
+
+        def load() -> list[bytes | memoryview] | None:
+            try:
+                return [instruction.header, self.source.read_now(instruction.source, instruction.checksum)]
+            except CorruptPayload:
+                trouble.append(CopyOutcome.SOURCE_CORRUPT)
+            except TierFailure:
+                trouble.append(CopyOutcome.SOURCE_FAILED)
+            return None
+
+        def done(outcome: WriteOutcome) -> None:
+            copied = {WriteOutcome.OK: CopyOutcome.OK, WriteOutcome.FAILED: CopyOutcome.TARGET_FAILED}.get(outcome) or trouble[0]
+            self.feed(ExtentCopied(operation=instruction.operation, outcome=copied))
+
+        offset = instruction.target.offset - len(instruction.header)
+        self._writer.submit(region=instruction.target.region, offset=offset, load=load, done=done)
+
+    async def _copy_to_host(self, instruction: CopyExtent) -> None:
+        assert not instruction.header
+        outcome = CopyOutcome.OK
+        try:
+            payload = await self.source.read(instruction.source, instruction.checksum)
+            self._host.view(instruction.target.offset, instruction.target.length)[:] = payload
+        except CorruptPayload:
+            outcome = CopyOutcome.SOURCE_CORRUPT
+        except TierFailure as failure:
+            logger.warning("promotion: %s", failure)
+            outcome = CopyOutcome.SOURCE_FAILED
+        self.feed(ExtentCopied(operation=instruction.operation, outcome=outcome))
+
+    def _write_region(self, instruction: WriteRegion) -> None:
+        assert self._writer is not None
+
+        def done(outcome: WriteOutcome) -> None:
+            self.feed(RegionWritten(operation=instruction.operation, ok=outcome is WriteOutcome.OK))
+
+        self._writer.submit(region=instruction.region, offset=instruction.offset, load=lambda: [instruction.data], done=done)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(to_seconds(self._config.tick_every))
+            self.feed(Tick())
+
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    def _crash(self, error: BaseException) -> None:
+        if not self.crashed.done():
+            logger.critical("the store's state is not to be trusted any more", exc_info=error)
+            self.crashed.set_exception(error)

@@ -1,0 +1,57 @@
+"""The one checked read path: bytes of an extent, of whichever tier, that have the checksum they were stored with."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from concurrent.futures import Executor
+
+from kvstore.codec.checksum import payload_checksum
+from kvstore.core.extent import Extent, Tier
+from kvstore.errors import CorruptPayload
+from kvstore.tiers.host import HostArena
+from kvstore.tiers.tier import FailureReason, TierFailure
+from kvstore.tiers.tier import Tier as Medium
+from kvstore.units import KIB, Nanos, to_seconds
+
+INLINE_BYTES = 256 * KIB
+"""Up to here a checksum (25 to 60 us) is cheaper than a hop to a thread and back (about 100 us on two busy cores)."""
+
+
+class PayloadSource:
+    def __init__(self, host: HostArena, ssd: Medium | None, *, executor: Executor, timeout: Nanos) -> None:
+        self._host = host
+        self._ssd = ssd
+        self._executor = executor
+        self._timeout = timeout
+
+    def is_quick(self, extent: Extent) -> bool:
+        """True: `read_now` is fit for the event loop."""
+        return extent.tier is Tier.HOST and extent.length <= INLINE_BYTES
+
+    def read_now(self, extent: Extent, checksum: int) -> memoryview:
+        """The payload, checked; in place for the host tier, in fresh memory for SSD. Blocks. Raises TierFailure, CorruptPayload."""
+        if extent.tier is Tier.HOST:
+            payload = self._host.view(extent.offset, extent.length)
+        else:
+            assert extent.tier is Tier.SSD
+            assert self._ssd is not None
+            payload = memoryview(bytearray(extent.length))
+            self._ssd.read_into(extent.region, extent.offset, payload)
+        if payload_checksum(payload) != checksum:
+            raise CorruptPayload(f"{extent.tier.name} region {extent.region} [{extent.offset}, +{extent.length}) is not what was stored")
+        return payload
+
+    async def read(self, extent: Extent, checksum: int) -> memoryview:
+        """The same without blocking the loop, and with a bound: a hung medium is a TierFailure after the timeout. The thread that hangs
+        fills memory that nobody looks at any more."""
+        if self.is_quick(extent):
+            return self.read_now(extent, checksum)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(to_seconds(self._timeout)):
+                return await loop.run_in_executor(self._executor, functools.partial(self.read_now, extent, checksum))
+        except TimeoutError:
+            raise TierFailure(
+                FailureReason.IO_ERROR, f"{extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
+            ) from None
