@@ -25,7 +25,7 @@ from decode_node.gateway.nodes import (
     TokenOut,
 )
 from kvstore.errors import Unavailable
-from kvstore.ids import LayoutFingerprint, Namespace, NodeId
+from kvstore.ids import HASH_BYTES, LayoutFingerprint, Namespace, NodeId
 from kvstore.rpc.errors import error_of
 from kvstore.units import Nanos, to_seconds
 
@@ -69,8 +69,10 @@ class GrpcDecodeBackend:
 
     async def load(self, *, timeout: Nanos) -> DecodeLoad:
         answer = await _unary(self._stub.Load(decode_pb2.DecodeLoadRequest(), timeout=to_seconds(timeout)))
+        if answer.block_tokens == 0 or answer.max_positions == 0:
+            raise Unavailable(f"decode node {self._node_id} does not say its block size and context limit")
         return DecodeLoad(
-            identity=ModelIdentity(LayoutFingerprint(answer.layout_fingerprint), answer.model_digest),
+            identity=_identity(answer),
             model=answer.model,
             block_tokens=answer.block_tokens,
             max_positions=answer.max_positions,
@@ -127,7 +129,7 @@ class GrpcPrefillBackend:
     async def load(self, *, timeout: Nanos) -> PrefillLoad:
         answer = await _unary(self._stub.Load(prefill_pb2.PrefillLoadRequest(), timeout=to_seconds(timeout)))
         return PrefillLoad(
-            identity=ModelIdentity(LayoutFingerprint(answer.layout_fingerprint), answer.model_digest),
+            identity=_identity(answer),
             queued_tokens=answer.queued_tokens,
             tokens_per_s=answer.tokens_per_s,
         )
@@ -165,6 +167,12 @@ class GrpcStoreBackend:
 
 def _channel(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+def _identity(answer: Any) -> ModelIdentity:
+    if len(answer.layout_fingerprint) != HASH_BYTES or len(answer.model_digest) != HASH_BYTES:
+        raise Unavailable(f"node {answer.node_id} does not say which model and layout it serves")
+    return ModelIdentity(LayoutFingerprint(answer.layout_fingerprint), answer.model_digest)
 
 
 async def _unary(call: Any) -> Any:

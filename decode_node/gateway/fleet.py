@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from decode_node.gateway.nodes import Backends, DecodeBackend, DecodeLoad, ModelIdentity, PrefillBackend, PrefillLoad, StoreBackend
 from decode_node.gateway.roster import Roster, Tracked
 from decode_node.gateway.router import DecodeCandidate, PrefillCandidate
 from kvstore.clock import Clock
-from kvstore.core.view import Role, View
+from kvstore.core.view import Role
+from kvstore.registry.view_source import ViewSource
 from kvstore.units import Nanos, to_seconds
 
 DecodeNode = Tracked[DecodeBackend, DecodeLoad]
 PrefillNode = Tracked[PrefillBackend, PrefillLoad]
 
 _FIRST_LOOK_CHECK_S = 0.02
-
-
-class ViewSource(Protocol):
-    @property
-    def view(self) -> View:
-        """The last known one."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,198 @@
+"""The life of a request behind the HTTP door: tokenize, ask the store, have the prompt prefilled, open a session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from decode_node.gateway.answer import Answer, Preparation
+from decode_node.gateway.api import ChatCompletionRequest, CompletionRequest, TokenizeRequest
+from decode_node.gateway.chat import template_messages
+from decode_node.gateway.config import GatewayConfig
+from decode_node.gateway.failures import HttpFailure
+from decode_node.gateway.fleet import Fleet, ServedModel
+from decode_node.gateway.metrics import GatewayMetrics
+from decode_node.gateway.nodes import Sampling
+from decode_node.gateway.prefill import PrefillStage
+from decode_node.gateway.router import PrefixAffinity
+from decode_node.gateway.sessions import Session, SessionLimits, SessionRequest, SessionTable
+from decode_node.gateway.tokenization import Tokenizer
+from kvstore.clock import Clock
+from kvstore.core.chain import chain_of, root_hash
+from kvstore.errors import LarderError, Unavailable
+from kvstore.ids import BlockRef, KeySpace, Namespace
+from kvstore.units import to_seconds
+
+logger = logging.getLogger(__name__)
+
+Prompt = CompletionRequest | ChatCompletionRequest | TokenizeRequest
+
+
+class PrefixProbe(Protocol):
+    async def probe_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
+        """How many leading blocks the store holds. Pins nothing; 0 when the store is away."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizedPrompt:
+    token_ids: Sequence[int]
+    chain: Sequence[BlockRef]
+    """Of its full blocks."""
+    served: ServedModel
+
+
+class GatewayService:
+    def __init__(
+        self,
+        config: GatewayConfig,
+        *,
+        model_name: str,
+        tokenizer: Tokenizer,
+        end_token_ids: frozenset[int],
+        fleet: Fleet,
+        store: PrefixProbe,
+        metrics: GatewayMetrics,
+        clock: Clock,
+    ) -> None:
+        self.config = config
+        self.model_name = model_name
+        self.fleet = fleet
+        self.metrics = metrics
+        self.sessions = SessionTable(limit=config.limits.sessions)
+        metrics.sessions.set_function(lambda: len(self.sessions))
+        self._tokenizer = tokenizer
+        self._end_token_ids = end_token_ids
+        self._store = store
+        self._clock = clock
+        self._affinity = PrefixAffinity(config.limits.affinity_entries)
+        self._prefill = PrefillStage(fleet, policy=config.routing.policy, stall=config.timeouts.prefill_stall, clock=clock)
+        self._limits = SessionLimits(
+            heartbeat=config.timeouts.heartbeat,
+            connect=config.timeouts.connect,
+            no_node=config.timeouts.no_node,
+            failures_in_a_row=config.limits.failures_in_a_row,
+        )
+
+    async def open(self, request: CompletionRequest | ChatCompletionRequest, *, namespace: Namespace, request_id: str) -> Answer:
+        """An answer that has not begun. Raises HttpFailure or InvalidRequest for a prompt that cannot be served, Unavailable without a
+        decode node."""
+        arrived_at = self._clock.now()
+        self.check_model(request.model)
+        prompt = await self.tokenize(request, namespace=namespace)
+        max_tokens = self._longest_answer(request, prompt)
+        session = Session(
+            SessionRequest(
+                request_id=request_id,
+                namespace=namespace,
+                identity=prompt.served.identity,
+                prompt_token_ids=prompt.token_ids,
+                chain=prompt.chain,
+                sampling=_sampling(request),
+                max_tokens=max_tokens,
+                stop_token_ids=frozenset() if request.ignore_eos else self._end_token_ids,
+                ignore_eos=bool(request.ignore_eos),
+            ),
+            fleet=self.fleet,
+            affinity=self._affinity,
+            policy=self.config.routing.policy,
+            limits=self._limits,
+            metrics=self.metrics,
+            clock=self._clock,
+        )
+        return Answer(
+            session,
+            prepare=lambda: self._prepare(prompt, namespace=namespace, request_id=request_id),
+            decode=self._tokenizer.decode,
+            stops=request.stop or (),
+            block_tokens=prompt.served.block_tokens,
+            arrived_at=arrived_at,
+            table=self.sessions,
+            metrics=self.metrics,
+        )
+
+    def check_model(self, name: str) -> None:
+        if name != self.model_name:
+            message = f"the model {name[:200]!r} does not exist here; this gateway serves {self.model_name!r}"
+            raise HttpFailure(404, message, param="model", code="model_not_found")
+
+    async def tokenize(self, request: Prompt, *, namespace: Namespace) -> TokenizedPrompt:
+        """Runs in a thread: a long prompt holds up nobody. Raises HttpFailure for an empty prompt, or ids the model does not have."""
+        served = self.fleet.served
+        if served is None:
+            raise Unavailable("no decode node has answered yet, so the model's layout is not known; try again later")
+        return await asyncio.to_thread(self._tokenize, request, namespace, served)
+
+    def _tokenize(self, request: Prompt, namespace: Namespace, served: ServedModel) -> TokenizedPrompt:
+        if isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
+            token_ids = request.prompt
+            if any(not 0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
+                raise HttpFailure.bad_request(f"prompt: token ids are in [0, {self._tokenizer.vocab_size})", param="prompt")
+        elif isinstance(request, ChatCompletionRequest) or request.prompt is None:
+            assert request.messages is not None
+            token_ids = self._tokenizer.apply_chat_template(template_messages(request.messages))
+        else:
+            assert isinstance(request.prompt, str)
+            token_ids = self._tokenizer.encode(request.prompt)
+        if not token_ids:
+            raise HttpFailure.bad_request("the prompt is empty; give at least one token", param="prompt")
+        root = root_hash(namespace=namespace, model_digest=served.identity.model_digest, layout=served.identity.layout)
+        return TokenizedPrompt(token_ids=token_ids, chain=chain_of(token_ids, block_tokens=served.block_tokens, root=root), served=served)
+
+    def _longest_answer(self, request: CompletionRequest | ChatCompletionRequest, prompt: TokenizedPrompt) -> int:
+        """Tokens the answer may have. Raises HttpFailure when the context has no room for them."""
+        limit, used = prompt.served.max_positions, len(prompt.token_ids)
+        param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
+        if used >= limit:
+            message = f"this model's context has {limit} tokens, prompt and answer together; the prompt alone has {used}"
+            raise HttpFailure.bad_request(message, param=param, code="context_length_exceeded")
+        if request.longest_answer is None:
+            return min(limit - used, self.config.limits.default_max_tokens)
+        if used + request.longest_answer > limit:
+            message = (
+                f"this model's context has {limit} tokens; {used + request.longest_answer} were asked for "
+                f"({used} in the prompt, {request.longest_answer} for the answer): shorten one of them"
+            )
+            raise HttpFailure.bad_request(message, param=param, code="context_length_exceeded")
+        return request.longest_answer
+
+    async def _prepare(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> Preparation:
+        if not self.fleet.decode_candidates(prompt.served.identity):
+            raise Unavailable("no decode node is there to serve this; try again later")
+        cached_blocks = await self._probe(KeySpace(namespace, prompt.served.identity.layout), prompt.chain)
+        block_tokens = prompt.served.block_tokens
+        report = await self._prefill.run(
+            request_id=request_id,
+            namespace=namespace,
+            token_ids=prompt.token_ids,
+            cached_tokens=cached_blocks * block_tokens,
+            block_tokens=block_tokens,
+            identity=prompt.served.identity,
+        )
+        return Preparation(cached_blocks=max(cached_blocks, report.cached_blocks), prefilled=report.attempted)
+
+    async def _probe(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
+        """Leading blocks in the store; 0 when it cannot say in time: a wrong guess here costs time, not the answer."""
+        if not chain:
+            return 0
+        try:
+            async with asyncio.timeout(to_seconds(self.config.timeouts.probe)):
+                return await self._store.probe_prefix(key_space, chain)
+        except (TimeoutError, LarderError) as error:
+            logger.warning("the store did not say what it holds: %s", error or "too late")
+            return 0
+
+
+def _sampling(request: CompletionRequest | ChatCompletionRequest) -> Sampling:
+    """OpenAI's defaults. Without a seed one is drawn here, so that a successor node draws the same numbers."""
+    greedy = request.top_p == 0  # the smallest set that holds any probability is the likeliest token
+    return Sampling(
+        temperature=0.0 if greedy else 1.0 if request.temperature is None else request.temperature,
+        top_k=max(0, request.top_k or 0),
+        top_p=1.0 if greedy or request.top_p is None else request.top_p,
+        seed=random.getrandbits(64) if request.seed is None else request.seed % (1 << 64),
+    )
