@@ -1,0 +1,71 @@
+"""Runs a step plan on the device: at most one forward pass for the decode rows and one for the prefill chunks."""
+
+from __future__ import annotations
+
+import prefill_node.model.offline  # noqa: F401, I001  before torch
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Items
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from prefill_node.engine.attention import Attention, GatheredAttention, plug_into
+from prefill_node.engine.batch import Batch, make_batch
+from prefill_node.engine.pool_tensor import PoolTensor
+from prefill_node.engine.scheduler import Span
+from prefill_node.model.load import LoadedModel
+
+ROW_TILE = 16
+"""Decode rows are padded to a multiple of this, so a matrix product keeps the shape in which its rows are independent: on the CPU fp32
+rows of 1 to 15 row products differ in their last bits, from 16 on they do not."""
+
+
+class Runner:
+    """Used by the engine thread alone."""
+
+    def __init__(self, model: LoadedModel, pool: PoolTensor, *, threads: int) -> None:
+        self._threads = threads
+        self._model = model
+        self._pool = pool
+        self._block_tokens = model.layout.block_tokens
+        plug_into(model.module)
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        """Everything below runs inside this, in one thread."""
+        torch.set_num_threads(self._threads)
+        yield
+
+    def run_rows(self, spans: Items[Span]) -> dict[int, np.ndarray]:
+        """Compute the spans as decode rows. Returns the float32 logits [vocab] after the last row of each span that ends its
+        sequence's tokens, by index of the span."""
+        batch = make_batch(spans, block_tokens=self._block_tokens, row_multiple=ROW_TILE)
+        wanted = [index for index, span in enumerate(spans) if span.start + span.count == len(span.sequence.tokens)]
+        last = [batch.spans[index][0] + batch.spans[index][1] - 1 for index in wanted]
+        with torch.inference_mode():
+            hidden = self._forward(batch, rows_alone=True)
+            if not wanted:
+                return {}
+            chosen = hidden[torch.tensor(last + [last[0]] * (-len(last) % ROW_TILE), device=hidden.device)]
+            logits = self._model.module.lm_head(chosen)[: len(wanted)].float().cpu().numpy()
+        return dict(zip(wanted, logits, strict=True))
+
+    def run_chunks(self, spans: Items[Span]) -> None:
+        """Compute the spans as prefill chunks; only their KV is wanted."""
+        batch = make_batch(spans, block_tokens=self._block_tokens)
+        with torch.inference_mode():
+            self._forward(batch, rows_alone=False)
+
+    def _forward(self, batch: Batch, *, rows_alone: bool) -> torch.Tensor:
+        device = self._model.device
+        attention: Attention = GatheredAttention(self._pool.kv, batch, rows_alone=rows_alone)
+        out = self._model.module.model(
+            input_ids=torch.from_numpy(batch.token_ids)[None].to(device),
+            position_ids=torch.from_numpy(batch.positions)[None].to(device),
+            use_cache=False,
+            larder=attention,
+        )
+        hidden: torch.Tensor = out.last_hidden_state[0]
+        return hidden

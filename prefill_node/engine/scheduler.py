@@ -1,0 +1,163 @@
+"""What the next step computes. Pure: the same calls give the same plans; no clock, no tensor, no thread.
+
+Rules, in this order:
+1. Every running sequence that generates gets one decode row.
+2. What the step's token budget has left goes to uncovered tails (more decode rows) and to prefill chunks, first come first served
+   within aged priority, several short prompts in one step.
+3. When the pool is full, the sequence that stands last in that order gives its blocks back and waits again (its sealed blocks stay
+   listed until they are reused). The first in the order always gets its blocks from the others, so it always ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from prefill_node.engine.block_pool import BlockPool
+from prefill_node.engine.config import EngineConfig
+from prefill_node.engine.sequence import Sequence, SequenceEvent, SequenceState
+
+AGEING_ARRIVALS = 64
+"""A request stands before all that come this many arrivals later, for each step of priority that it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens [start, start + count) of one sequence, to be computed in this step; its blocks cover them."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class StepPlan:
+    rows: list[Span] = field(default_factory=list)
+    """Decode rows. A span stays inside one block, so no row attends to a block that should have been sealed before it."""
+    chunks: list[Span] = field(default_factory=list)
+    """Prefill chunks: whole blocks."""
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        return sum(span.count for span in self.rows) + sum(span.count for span in self.chunks)
+
+
+def order(sequence: Sequence) -> tuple[int, int]:
+    """Smaller goes first. Priority is a head start in arrivals, so no stream of important requests starves the rest."""
+    return (sequence.arrival - sequence.request.priority * AGEING_ARRIVALS, sequence.arrival)
+
+
+class Scheduler:
+    """Not thread-safe: the engine guards it with its lock."""
+
+    def __init__(self, pool: BlockPool, config: EngineConfig, *, block_tokens: int) -> None:
+        config.validate(block_tokens=block_tokens)
+        self._pool = pool
+        self._config = config
+        self._block_tokens = block_tokens
+        self._waiting: list[Sequence] = []
+        self._running: list[Sequence] = []
+
+    @property
+    def waiting(self) -> tuple[Sequence, ...]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> tuple[Sequence, ...]:
+        return tuple(self._running)
+
+    @property
+    def idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    def add(self, sequence: Sequence) -> None:
+        assert sequence.state is SequenceState.WAITING
+        self._waiting.append(sequence)
+        self._waiting.sort(key=order)
+
+    def end(self, sequence: Sequence) -> None:
+        """Finished, failed or cancelled: all its blocks go back."""
+        sequence.step(SequenceEvent.ENDED)
+        (self._waiting if sequence in self._waiting else self._running).remove(sequence)
+        self._pool.release(sequence.drop_blocks())
+
+    def plan(self) -> StepPlan:
+        plan = StepPlan()
+        budget = self._config.step_tokens
+        self._admit()
+        one_row = {id(sequence) for sequence in self._running if self._in_rows(sequence)}
+        budget -= len(one_row)
+        for sequence in sorted(self._running, key=order):
+            if sequence.state is not SequenceState.RUNNING or sequence.missing == 0:
+                continue  # given up for one that stands before it, or nothing to do
+            own = 1 if id(sequence) in one_row else 0
+            count = self._count(sequence, budget + own)
+            if count == 0 or not self._grow(sequence, sequence.computed + count, plan):
+                budget += own
+                continue
+            budget -= count - own
+            span = Span(sequence, sequence.computed, count)
+            (plan.rows if self._in_rows(sequence) else plan.chunks).append(span)
+        return plan
+
+    def _admit(self) -> None:
+        """Waiting sequences join while there is a place and the pool could hold what they miss beside what they have."""
+        room = self._pool.available
+        for sequence in list(self._waiting):
+            if len(self._running) >= self._config.max_batch:
+                break
+            if not sequence.blocks:
+                usable = sequence.chain[: sequence.usable_blocks]
+                sequence.cover(self._pool.match(usable))
+                room = self._pool.available
+            wanted = self._blocks_for(sequence.target) - len(sequence.blocks)
+            if wanted > room and self._running:
+                break  # those behind wait too: a long prompt is not overtaken for ever by short ones
+            room -= wanted
+            self._waiting.remove(sequence)
+            sequence.step(SequenceEvent.ADMITTED)
+            sequence.decide_chunk_end(tail_blocks=self._config.tail_blocks)
+            self._running.append(sequence)
+
+    def _in_rows(self, sequence: Sequence) -> bool:
+        return sequence.missing > 0 and sequence.computed >= sequence.chunk_end
+
+    def _count(self, sequence: Sequence, budget: int) -> int:
+        if self._in_rows(sequence):
+            to_block_end = self._block_tokens - sequence.computed % self._block_tokens
+            return max(0, min(sequence.missing, to_block_end, budget))
+        count = min(sequence.chunk_end - sequence.computed, self._config.chunk_tokens, budget)
+        return max(0, count // self._block_tokens * self._block_tokens)
+
+    def _grow(self, sequence: Sequence, tokens: int, plan: StepPlan) -> bool:
+        """Give `sequence` blocks for its first `tokens` tokens; sequences that stand behind it pay when the pool is full."""
+        count = self._blocks_for(tokens) - len(sequence.blocks)
+        while count > 0:
+            taken = self._pool.take(count)
+            if taken is not None:
+                sequence.blocks.extend(taken)
+                break
+            victim = self._victim(sequence, plan)
+            if victim is None:
+                return False
+            self._preempt(victim, plan)
+        return True
+
+    def _victim(self, sequence: Sequence, plan: StepPlan) -> Sequence | None:
+        planned = {id(span.sequence) for span in plan.rows} | {id(span.sequence) for span in plan.chunks}
+        behind = [s for s in (*self._waiting, *self._running) if s.blocks and order(s) > order(sequence) and id(s) not in planned]
+        if behind:
+            return max(behind, key=order)
+        # Sequences that only wait cannot use their blocks now, wherever they stand.
+        return max((s for s in self._waiting if s.blocks), key=order, default=None)
+
+    def _preempt(self, victim: Sequence, plan: StepPlan) -> None:
+        self._pool.release(victim.drop_blocks())
+        if victim.state is SequenceState.RUNNING:
+            self._running.remove(victim)
+            victim.step(SequenceEvent.PREEMPTED)
+            self.add(victim)
+            plan.preempted.append(victim)
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_tokens)
