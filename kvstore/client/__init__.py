@@ -1,0 +1,20 @@
+"""The client of the store: what engines use. No torch in here."""
+
+from kvstore.client.answers import Acknowledge, BlockPut, PutOutcome, PutReport, ReadBlock
+from kvstore.client.config import CircuitConfig, ClientConfig
+from kvstore.client.prefix_lease import PrefixLease
+from kvstore.client.store_client import StoreClient
+from kvstore.ids import KeySpace
+
+__all__ = [
+    "Acknowledge",
+    "BlockPut",
+    "CircuitConfig",
+    "ClientConfig",
+    "KeySpace",
+    "PrefixLease",
+    "PutOutcome",
+    "PutReport",
+    "ReadBlock",
+    "StoreClient",
+]

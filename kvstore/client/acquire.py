@@ -1,0 +1,82 @@
+"""Finding the longest run of a chain: all stripes at once, each from its first replica, then from the next for what was missing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from kvstore.client.routing import Router
+from kvstore.errors import LarderError
+from kvstore.ids import BlockRef, NodeId, StripeId
+
+MOST_BLOCKS_OF_A_CALL = 2048
+
+Found = TypeVar("Found")
+AskNode = Callable[[NodeId, Sequence[BlockRef]], Awaitable[Sequence[Found | None]]]
+"""Ask one node for some blocks of the chain; one answer per block, None for a block that it lacks. Raises LarderError."""
+
+
+class PrefixSearch(Generic[Found]):
+    """What is found of a chain, and whom to ask next. Pure; `find_prefix` does the asking.
+
+    After `note` of every ask that `next_round` gave, ask the next round, until it is empty. `run_length` is the answer.
+    """
+
+    def __init__(self, chain: Sequence[BlockRef], router: Router) -> None:
+        self._router = router
+        self._chain = chain
+        self.found: list[Found | None] = [None] * len(chain)
+        self._stripes: dict[StripeId, list[int]] = {}
+        for position, ref in enumerate(chain):
+            self._stripes.setdefault(ref.stripe, []).append(position)
+        self._asked: dict[StripeId, set[NodeId]] = {stripe: set() for stripe in self._stripes}
+
+    @property
+    def run_length(self) -> int:
+        """Leading blocks that are found."""
+        return next((position for position, found in enumerate(self.found) if found is None), len(self.found))
+
+    def next_round(self) -> dict[NodeId, list[int]]:
+        """Positions in the chain to ask each node for. Stripes behind one that nobody can complete are left alone."""
+        asks: dict[NodeId, list[int]] = {}
+        for stripe, positions in self._stripes.items():
+            missing = [position for position in positions if self.found[position] is None]
+            if not missing:
+                continue
+            node_id = self._router.next_reader(stripe, asked=self._asked[stripe])
+            if node_id is None:
+                break
+            self._asked[stripe].add(node_id)
+            asks.setdefault(node_id, []).extend(missing)
+        return asks
+
+    def note(self, positions: Sequence[int], answers: Sequence[Found | None]) -> None:
+        for position, answer in zip(positions, answers, strict=True):
+            self.found[position] = answer
+
+
+async def find_prefix(chain: Sequence[BlockRef], router: Router, ask: AskNode[Found]) -> PrefixSearch[Found]:
+    """Ask until the longest run is known. A node that fails counts as one that has nothing.
+
+    Cost: one round trip when the first replicas have all, one more per replica that lacks something.
+    """
+    search: PrefixSearch[Found] = PrefixSearch(chain, router)
+
+    async def ask_one(node_id: NodeId, positions: Sequence[int]) -> None:
+        try:
+            search.note(positions, await ask(node_id, [chain[position] for position in positions]))
+        except LarderError:
+            pass  # counted in the node's circuit; the next replica is asked
+
+    while asks := search.next_round():
+        async with asyncio.TaskGroup() as group:
+            for node_id, positions in asks.items():
+                for part in _parts(positions):
+                    group.create_task(ask_one(node_id, part))
+    return search
+
+
+def _parts(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(positions), MOST_BLOCKS_OF_A_CALL):
+        yield positions[start : start + MOST_BLOCKS_OF_A_CALL]

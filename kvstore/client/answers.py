@@ -1,0 +1,69 @@
+"""What a client is asked with and what it answers. A miss is an answer; cache trouble is an answer with a reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from kvstore.core.extent import Tier
+from kvstore.ids import BlockRef, NodeId
+
+
+class Acknowledge(StrEnum):
+    """How many replicas must hold a block before `put` returns; the others go on behind it."""
+
+    ONE = "one"
+    QUORUM = "quorum"
+    ALL = "all"
+
+    def replicas_needed(self, replicas: int) -> int:
+        match self:
+            case Acknowledge.ONE:
+                return 1
+            case Acknowledge.QUORUM:
+                return replicas // 2 + 1
+            case Acknowledge.ALL:
+                return replicas
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPut:
+    ref: BlockRef
+    payload: bytes | memoryview
+    """What the codec made of the block. `put` copies it at the call unless it is `bytes`, so the caller may reuse its memory."""
+
+
+class PutOutcome(StrEnum):
+    """What is known of a block when `put` returns."""
+
+    STORED = "stored"
+    """At least as many replicas as asked hold it, and none is known to have failed."""
+    EXISTS = "exists"
+    """As STORED, and nothing had to be sent: every replica that answered had it."""
+    DEGRADED = "degraded"
+    """Readable, but on fewer replicas than there should be: repair owes the rest."""
+    FAILED = "failed"
+    """On no replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutReport:
+    outcomes: tuple[PutOutcome, ...]
+    """One per block, in the order asked."""
+    reasons: Counter[str] = field(default_factory=Counter)
+    """Why replicas that should hold a block do not, one count per block and replica: no_room, quota, too_large, pending,
+    unreachable, timeout, circuit_open, refused, bad_checksum, no_replica, ..."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBlock:
+    index: int
+    """Position in the chain."""
+    payload: memoryview | None
+    """Verified by checksum; owned by the receiver. None: no replica could give it, the caller recomputes."""
+    tier: Tier | None
+    node_id: NodeId | None
+    """Which replica it came from; None with the payload."""
+    reason: str
+    """"ok", or why the last replica asked could not give it."""

@@ -1,0 +1,68 @@
+"""What can be set on a client. Every wait of it has its bound here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvstore.errors import ConfigError
+from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitConfig:
+    failures_to_open: int = 3
+    """Consecutive failures. A passed deadline opens at once: it is the one failure that costs time."""
+    first_probe_after: Nanos = milliseconds(250)
+    longest_probe_after: Nanos = seconds(5)
+    """The pause doubles from the first to this with every probe that fails."""
+
+    def __post_init__(self) -> None:
+        if self.failures_to_open < 1:
+            raise ConfigError(f"circuit.failures_to_open must be at least 1: {self.failures_to_open}")
+        if not 0 < self.first_probe_after <= self.longest_probe_after:
+            raise ConfigError("circuit.first_probe_after must be above 0 and at most circuit.longest_probe_after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    rpc_timeout: Nanos = milliseconds(1500)
+    """Of every call without payload: it answers in a millisecond, so more is a frozen peer or a starved machine."""
+    read_idle_timeout: Nanos = milliseconds(1500)
+    """How long a payload stream may stand still before the next replica is asked."""
+    read_timeout: Nanos = seconds(20)
+    """Of one payload stream as a whole."""
+    write_timeout: Nanos = seconds(10)
+    """Of one payload stream to a node."""
+    put_timeout: Nanos = seconds(30)
+    """Of one put at one node, from the first reservation to the last commit, waits included."""
+    lease_ttl: Nanos = seconds(10)
+    """Asked of the nodes; renewed at a third of what they grant."""
+    lease_longest_hold: Nanos = seconds(600)
+    """A lease that nobody released is no longer renewed after this."""
+    pending_wait: Nanos = milliseconds(100)
+    """Between two reservations while another writer holds the block's."""
+    pending_attempts: int = 5
+    batch_blocks: int = 64
+    batch_bytes: Bytes = Bytes(32 * MIB)
+    """Of one reserve-write-commit round at one node."""
+    read_ahead_bytes: Bytes = Bytes(128 * MIB)
+    """Payload bytes of one read that were asked for and not yet taken by its consumer; a single batch may be larger."""
+    background_bytes: Bytes = Bytes(256 * MIB)
+    """Payload bytes that may still be on their way to further replicas after `put` returned; above it `put` waits for them."""
+    previous_views: Nanos = seconds(60)
+    """How long the owners of the view before are still asked for what the present owners lack."""
+    close_timeout: Nanos = seconds(5)
+    """How long `close` waits for the rest of the puts and the releases."""
+    circuit: CircuitConfig = field(default_factory=CircuitConfig)
+
+    def __post_init__(self) -> None:
+        for key in (
+            *("rpc_timeout", "read_idle_timeout", "read_timeout", "write_timeout", "put_timeout", "lease_ttl", "lease_longest_hold"),
+            *("pending_wait", "pending_attempts", "batch_blocks", "batch_bytes", "read_ahead_bytes", "close_timeout"),
+        ):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"client.{key} must be above 0: {getattr(self, key)}")
+        if self.background_bytes < 0 or self.previous_views < 0:
+            raise ConfigError("client.background_bytes and client.previous_views must not be negative")
+        if self.rpc_timeout * 3 > self.lease_ttl:
+            raise ConfigError("client.lease_ttl must be at least three times client.rpc_timeout: a renewal must come in time")

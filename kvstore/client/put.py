@@ -1,0 +1,184 @@
+"""Putting blocks: every owner at once, each with its batches of reserve, bytes, commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from kvstore.client import metrics
+from kvstore.client.answers import Acknowledge, BlockPut, PutReport
+from kvstore.client.batches import batches
+from kvstore.client.byte_budget import ByteBudget
+from kvstore.client.config import ClientConfig
+from kvstore.client.node_calls import NodeCalls, reason_of
+from kvstore.client.put_progress import BlockProgress, PutProgress
+from kvstore.codec.checksum import payload_checksum
+from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.errors import LarderError
+from kvstore.ids import BlockHash, KeySpace, NodeId, WriteToken
+from kvstore.transport import PayloadWrite
+from kvstore.units import Bytes, to_seconds
+
+_COMMITS_WORTH_A_RETRY = 2
+"""A reservation that ran out, or bytes that changed on the way, are tried once more; then it is the machine, not chance."""
+
+
+class BlockPutter:
+    """Puts of one client. Belongs to one event loop."""
+
+    def __init__(self, nodes: NodeCalls, *, config: ClientConfig) -> None:
+        self._nodes = nodes
+        self._config = config
+        self._background = ByteBudget(config.background_bytes)
+
+    async def put(self, key_space: KeySpace, puts: Sequence[BlockPut], *, acknowledge: Acknowledge) -> PutReport:
+        router = self._nodes.refresh()
+        progress = _progress_of(puts, replicas_needed=acknowledge.replicas_needed(router.replicas))
+        by_node: dict[NodeId, list[BlockProgress]] = {}
+        for block in dict.fromkeys(progress.blocks):
+            owners = router.owners(block.ref.stripe)
+            block.reasons += ["no_replica"] * (router.replicas - len(owners))
+            for node_id in owners:
+                if router.usable(node_id):
+                    block.outstanding += 1
+                    by_node.setdefault(node_id, []).append(block)
+                else:
+                    block.reasons.append("circuit_open")
+        changed = asyncio.Event()
+        tasks = [
+            self._nodes.spawn(_NodePut(self._nodes, node_id, key_space, config=self._config, changed=changed).run(blocks))
+            for node_id, blocks in by_node.items()
+        ]
+        try:
+            # The rest goes on behind the answer, unless too much does already.
+            while not (progress.settled and self._background.fits(progress.outstanding_bytes)) and not all(task.done() for task in tasks):
+                await changed.wait()
+                changed.clear()
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            raise
+        if (size := progress.outstanding_bytes) > 0:
+            self._background.take_now(size)
+            self._nodes.spawn(self._account_for(tasks, size))
+        return self._report(progress)
+
+    async def _account_for(self, tasks: Sequence[asyncio.Task[None]], size: int) -> None:
+        await asyncio.wait(tasks)
+        await self._background.give_back(size)
+
+    def _report(self, progress: PutProgress) -> PutReport:
+        outcomes = progress.outcomes()
+        for block, outcome in zip(progress.blocks, outcomes, strict=True):
+            metrics.put_outcomes.labels(outcome, block.reasons[0] if block.reasons else "ok").inc()
+        return PutReport(outcomes, progress.reasons())
+
+
+def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgress:
+    """The bytes as they are now: whoever asked may change its memory as soon as `put` has begun."""
+    seen: dict[BlockHash, BlockProgress] = {}
+    for put in puts:
+        if put.ref.hash not in seen:
+            payload = bytes(put.payload)  # no copy of what is `bytes` already
+            seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload))
+    return PutProgress([seen[put.ref.hash] for put in puts], replicas_needed)
+
+
+class _NodePut:
+    """One node's part of one put."""
+
+    def __init__(self, nodes: NodeCalls, node_id: NodeId, key_space: KeySpace, *, config: ClientConfig, changed: asyncio.Event) -> None:
+        self._nodes = nodes
+        self._node_id = node_id
+        self._key_space = key_space
+        self._config = config
+        self._changed = changed
+
+    async def run(self, blocks: Sequence[BlockProgress]) -> None:
+        """Settles every block, whatever happens."""
+        open_blocks = dict.fromkeys(blocks)
+        reason = "cancelled"
+        try:
+            async with asyncio.timeout(to_seconds(self._config.put_timeout)):
+                sized = ((block, len(block.payload)) for block in blocks)
+                for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
+                    await self._put_batch(batch, open_blocks)
+        except LarderError as error:
+            reason = reason_of(error)
+        except TimeoutError:
+            reason = "timeout"
+        finally:
+            for block in list(open_blocks):
+                self._fail(block, reason, open_blocks)
+            self._changed.set()
+
+    async def _put_batch(self, batch: Sequence[BlockProgress], open_blocks: dict[BlockProgress, None]) -> None:
+        todo = list(batch)
+        commits: dict[BlockProgress, int] = dict.fromkeys(batch, 0)
+        for attempt in range(self._config.pending_attempts):
+            if attempt:
+                await asyncio.sleep(to_seconds(self._config.pending_wait))
+            granted, again = await self._reserve(todo, open_blocks)
+            for block, status in (await self._send(granted)).items() if granted else ():
+                commits[block] += 1
+                if status is CommitStatus.STORED:
+                    self._hold(block, open_blocks, existed=False)
+                elif commits[block] < _COMMITS_WORTH_A_RETRY:
+                    again.append(block)
+                else:
+                    self._fail(block, status.name.lower(), open_blocks)
+            self._changed.set()
+            todo = again
+            if not todo:
+                return
+        for block in todo:
+            self._fail(block, "pending", open_blocks)
+
+    async def _reserve(
+        self, blocks: Sequence[BlockProgress], open_blocks: dict[BlockProgress, None]
+    ) -> tuple[dict[BlockProgress, WriteToken], list[BlockProgress]]:
+        """Settles what needs no bytes; returns what was granted, and what another writer is at work on."""
+        grants = await self._nodes.call(
+            self._node_id,
+            lambda stub: stub.reserve(
+                self._key_space, [(block.ref, Bytes(len(block.payload))) for block in blocks], timeout=self._config.rpc_timeout
+            ),
+        )
+        granted: dict[BlockProgress, WriteToken] = {}
+        pending: list[BlockProgress] = []
+        for block, grant in zip(blocks, grants, strict=True):
+            match grant.status:
+                case ReserveStatus.GRANTED:
+                    granted[block] = grant.write_token
+                case ReserveStatus.PENDING:
+                    pending.append(block)
+                case ReserveStatus.EXISTS:
+                    self._hold(block, open_blocks, existed=True)
+                case _:
+                    self._fail(block, grant.status.name.lower(), open_blocks)
+        return granted, pending
+
+    async def _send(self, granted: dict[BlockProgress, WriteToken]) -> dict[BlockProgress, CommitStatus]:
+        """Bytes, then the commit. A refused write token counts as a reservation that ran out."""
+        writes = [PayloadWrite(token, block.payload) for block, token in granted.items()]
+        refused = await self._nodes.write(self._node_id, writes)
+        statuses = {block: CommitStatus.EXPIRED for block, token in granted.items() if token in refused}
+        taken = {block: token for block, token in granted.items() if token not in refused}
+        if taken:
+            items = [(token, block.checksum) for block, token in taken.items()]
+            answers = await self._nodes.call(self._node_id, lambda stub: stub.commit(items, timeout=self._config.rpc_timeout))
+            statuses |= zip(taken, answers, strict=True)
+        return statuses
+
+    def _hold(self, block: BlockProgress, open_blocks: dict[BlockProgress, None], *, existed: bool) -> None:
+        del open_blocks[block]
+        block.outstanding -= 1
+        if existed:
+            block.existed += 1
+        else:
+            block.stored += 1
+
+    def _fail(self, block: BlockProgress, reason: str, open_blocks: dict[BlockProgress, None]) -> None:
+        del open_blocks[block]
+        block.outstanding -= 1
+        block.reasons.append(reason)

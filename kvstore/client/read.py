@@ -1,0 +1,175 @@
+"""Reading leased blocks: batches per node side by side, each payload verified, each block that fails asked of the next replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from kvstore.client import metrics
+from kvstore.client.answers import ReadBlock
+from kvstore.client.batches import batches
+from kvstore.client.byte_budget import ByteBudget
+from kvstore.client.config import ClientConfig
+from kvstore.client.lease_keeper import LeaseKeeper
+from kvstore.client.node_calls import NodeCalls, reason_of
+from kvstore.client.prefix_lease import HeldState, LeasedCopy, PrefixLease
+from kvstore.clock import Clock
+from kvstore.codec.checksum import payload_checksum
+from kvstore.errors import LarderError
+from kvstore.ids import NodeId
+from kvstore.transport import PayloadSlot, ReadOutcome
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """One block on its way through the replicas."""
+
+    index: int
+    copy: LeasedCopy
+    asked: set[NodeId] = field(default_factory=set)
+    leased_again: bool = False
+    """Whether a node that said "not leased" was asked for a new lease. Once is enough: then its time is too short for us."""
+    reason: str = ""
+
+
+class PrefixRead:
+    """One read of one lease. `run` puts every block into `arrived`, then ends. None in there: nothing more comes."""
+
+    def __init__(self, lease: PrefixLease, nodes: NodeCalls, keeper: LeaseKeeper, *, config: ClientConfig, clock: Clock) -> None:
+        self._lease = lease
+        self._nodes = nodes
+        self._keeper = keeper
+        self._config = config
+        self._clock = clock
+        self._budget = ByteBudget(config.read_ahead_bytes)
+        self.arrived: asyncio.Queue[ReadBlock | None] = asyncio.Queue()
+
+    async def run(self, indices: Sequence[int]) -> None:
+        await self._read_each([_Wanted(index, self._lease.copies[index]) for index in indices])
+
+    async def taken(self, block: ReadBlock) -> None:
+        """The consumer has the block: more may be asked for."""
+        if block.payload is not None:
+            await self._budget.give_back(len(block.payload))
+
+    async def _read_each(self, wanted: Sequence[_Wanted]) -> None:
+        """By the node that holds the lease on each."""
+        by_lease: dict[int, list[_Wanted]] = {}
+        for block in wanted:
+            by_lease.setdefault(id(block.copy.held), []).append(block)
+        async with asyncio.TaskGroup() as group:
+            for blocks in by_lease.values():
+                group.create_task(self._read_in_batches(blocks))
+
+    async def _read_in_batches(self, wanted: Sequence[_Wanted]) -> None:
+        """From one node, one batch after another; what failed moves on while the next batch is read."""
+        sized = ((block, block.copy.payload_bytes) for block in wanted)
+        async with asyncio.TaskGroup() as group:
+            for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
+                failed = await self._read_batch(batch)
+                if failed:
+                    group.create_task(self._fall_over(failed))
+
+    async def _read_batch(self, batch: Sequence[_Wanted]) -> list[_Wanted]:
+        """One stream. Returns the blocks that did not come, each with its reason."""
+        held = batch[0].copy.held
+        for block in batch:
+            block.asked.add(held.node_id)
+        if held.state is not HeldState.HELD:
+            return _all_failed(batch, ReadOutcome.NOT_LEASED)
+        size: int = sum(block.copy.payload_bytes for block in batch)
+        await self._budget.take(size)
+        slots = [PayloadSlot(self._lease.chain[block.index].hash, memoryview(bytearray(block.copy.payload_bytes))) for block in batch]
+        open_items = set(range(len(batch)))
+        failed: list[_Wanted] = []
+        stream_reason = ReadOutcome.MALFORMED.value
+        try:
+            async with aclosing(self._nodes.read(held.node_id, held.lease_id, self._lease.key_space, slots)) as payloads:
+                async for payload in payloads:
+                    block, bytes_read = batch[payload.item], slots[payload.item].into
+                    open_items.discard(payload.item)
+                    if payload.outcome is not ReadOutcome.OK:
+                        block.reason = payload.outcome
+                        failed.append(block)
+                    elif payload_checksum(bytes_read) != block.copy.checksum:
+                        block.reason = "bad_checksum"
+                        failed.append(block)
+                        self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
+                    else:
+                        size -= len(bytes_read)
+                        self._arrive(ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok"))
+        except LarderError as error:
+            stream_reason = reason_of(error)
+        finally:
+            await self._budget.give_back(size)
+        return failed + _all_failed([batch[item] for item in sorted(open_items)], stream_reason)
+
+    async def _fall_over(self, failed: Sequence[_Wanted]) -> None:
+        """Each to the next replica of its stripe, or to a miss when there is none."""
+        router = self._nodes.refresh()
+        by_node: dict[NodeId, list[_Wanted]] = {}
+        for block in failed:
+            last = block.copy.held.node_id
+            node_id: NodeId | None
+            if block.reason == ReadOutcome.NOT_LEASED and not block.leased_again and router.usable(last):
+                block.leased_again = True
+                node_id = last
+            else:
+                node_id = router.next_reader(self._lease.chain[block.index].stripe, asked=block.asked)
+            if node_id is None:
+                self._arrive(ReadBlock(block.index, None, None, None, block.reason))
+                continue
+            metrics.replica_failovers.labels(block.reason).inc()
+            by_node.setdefault(node_id, []).append(block)
+        async with asyncio.TaskGroup() as group:
+            for node_id, blocks in by_node.items():
+                group.create_task(self._read_elsewhere(node_id, blocks))
+
+    async def _read_elsewhere(self, node_id: NodeId, wanted: Sequence[_Wanted]) -> None:
+        """Lease at another replica, then read there. The lease joins the others and is released with them."""
+        asked_at = self._clock.now()
+        missing: list[_Wanted] = []
+        found: list[_Wanted] = []
+        for block in wanted:
+            block.asked.add(node_id)
+        try:
+            acquired = await self._nodes.call(
+                node_id,
+                lambda stub: stub.acquire_prefix(
+                    self._lease.key_space,
+                    [self._lease.chain[block.index] for block in wanted],
+                    ttl=self._config.lease_ttl,
+                    timeout=self._config.rpc_timeout,
+                ),
+            )
+        except LarderError as error:
+            await self._fall_over(_all_failed(wanted, reason_of(error)))
+            return
+        if acquired.lease_id:
+            held = self._keeper.hold(node_id, acquired.lease_id, self._lease.key_space, ttl=acquired.ttl, asked_at=asked_at)
+            self._lease.add(held)
+            for block, copy in zip(wanted, acquired.copies, strict=True):
+                if copy is None:
+                    missing.append(block)
+                else:
+                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier)
+                    found.append(block)
+        else:
+            missing = list(wanted)
+        async with asyncio.TaskGroup() as group:
+            if found:
+                group.create_task(self._read_in_batches(found))
+            if missing:
+                group.create_task(self._fall_over(_all_failed(missing, "not_found")))
+
+    def _arrive(self, block: ReadBlock) -> None:
+        metrics.read_outcomes.labels("miss" if block.payload is None else "hit", block.reason).inc()
+        self.arrived.put_nowait(block)
+
+
+def _all_failed(blocks: Sequence[_Wanted], reason: str) -> list[_Wanted]:
+    for block in blocks:
+        block.reason = reason
+    return list(blocks)

@@ -1,0 +1,177 @@
+"""StoreClient: the store as an engine sees it. Every wait has a deadline; cache trouble is an answer, never an exception."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+
+from kvstore.client import metrics
+from kvstore.client.acquire import find_prefix
+from kvstore.client.answers import Acknowledge, BlockPut, PutReport, ReadBlock
+from kvstore.client.config import ClientConfig
+from kvstore.client.lease_keeper import LeaseKeeper
+from kvstore.client.node_calls import NodeCalls
+from kvstore.client.prefix_lease import HeldLease, LeasedCopy, PrefixLease
+from kvstore.client.put import BlockPutter
+from kvstore.client.read import PrefixRead
+from kvstore.client.routing import Router
+from kvstore.clock import Clock, SystemClock
+from kvstore.errors import LarderError
+from kvstore.ids import BlockHash, BlockRef, KeySpace, NodeId
+from kvstore.registry.view_source import ViewSource
+from kvstore.rpc.channel import ChannelPool
+from kvstore.transport import GrpcTransport, PayloadTransport
+from kvstore.units import Nanos
+
+
+class StoreClient:
+    """Puts, finds, leases and reads blocks on the stores of a view.
+
+    Belongs to the event loop it is first used on: use one client per loop. Many coroutines of that loop may use it at once.
+    Close it (or use it as an async context manager).
+    """
+
+    def __init__(
+        self,
+        views: ViewSource,
+        *,
+        replicas: int = 2,
+        config: ClientConfig | None = None,
+        transport: PayloadTransport | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`replicas` must be the same for all clients and nodes of a cluster: it decides who owns a stripe."""
+        self._config = config or ClientConfig()
+        self._clock = clock or SystemClock()
+        channels = ChannelPool()
+        self._nodes = NodeCalls(
+            views,
+            Router(replicas=replicas, config=self._config),
+            channels,
+            transport or GrpcTransport(channels),
+            config=self._config,
+            clock=self._clock,
+        )
+        self._keeper = LeaseKeeper(self._nodes, config=self._config, clock=self._clock)
+        self._putter = BlockPutter(self._nodes, config=self._config)
+
+    async def put(self, key_space: KeySpace, blocks: Sequence[BlockPut], *, acknowledge: Acknowledge = Acknowledge.QUORUM) -> PutReport:
+        """Store the blocks on all their replicas; return when `acknowledge` of them hold each block or none is left to wait for.
+
+        The other replicas are finished behind the answer. Payload bytes are those at the call. Bounded by `put_timeout`.
+        """
+        with metrics.put_seconds.time():
+            return await self._putter.put(key_space, blocks, acknowledge=acknowledge)
+
+    async def probe_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
+        """How many leading blocks of the chain the store seems to hold. Pins nothing and promises nothing."""
+
+        async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> Sequence[bool | None]:
+            present = await self._nodes.call(node_id, lambda stub: stub.probe_prefix(key_space, blocks, timeout=self._config.rpc_timeout))
+            return [here or None for here in present]
+
+        return (await find_prefix(chain, self._nodes.refresh(), ask)).run_length
+
+    async def acquire_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None) -> PrefixLease:
+        """Lease the longest run of leading blocks that the store holds, and nothing beyond it.
+
+        The lease is renewed behind the scenes until released; `ttl` (default: `lease_ttl` of the config) is how long the nodes keep
+        it when this process dies. A node that does not answer costs one `rpc_timeout`, then its replicas are asked instead.
+        """
+        held_here: list[HeldLease] = []
+
+        async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> Sequence[LeasedCopy | None]:
+            asked_at = self._clock.now()
+            acquired = await self._nodes.call(
+                node_id,
+                lambda stub: stub.acquire_prefix(key_space, blocks, ttl=ttl or self._config.lease_ttl, timeout=self._config.rpc_timeout),
+            )
+            if not acquired.lease_id:
+                return [None] * len(blocks)
+            held = self._keeper.hold(node_id, acquired.lease_id, key_space, ttl=acquired.ttl, asked_at=asked_at)
+            held_here.append(held)
+            return [LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier) if copy else None for copy in acquired.copies]
+
+        try:
+            search = await find_prefix(chain, self._nodes.refresh(), ask)
+        except BaseException:
+            for held in held_here:
+                self._keeper.give_back(held)
+            raise
+        run = search.run_length
+        copies = tuple(copy for copy in search.found[:run] if copy is not None)
+        self._give_back_surplus(held_here, copies, zip(chain[run:], search.found[run:], strict=True))
+        return PrefixLease(key_space, tuple(chain[:run]), copies, {copy.held for copy in copies}, give_back=self._keeper.give_back)
+
+    async def read(self, lease: PrefixLease, *, indices: Sequence[int] | None = None) -> AsyncGenerator[ReadBlock, None]:
+        """Yield the leased blocks (those at `indices` of the run; default all) as they arrive, in any order, each exactly once.
+
+        Each payload is verified. A replica that fails, stands still or gives other bytes is replaced by the next one, block by block;
+        `payload` is None when none could give it. Leaving the loop early, or cancelling it, stops the transfers (use `aclosing`).
+        """
+        assert not lease.released, "a released lease gives no right to read"
+        wanted = list(dict.fromkeys(range(len(lease)) if indices is None else indices))
+        started = time.perf_counter()
+        reading = PrefixRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock)
+        self._nodes.refresh()
+        task = asyncio.create_task(reading.run(wanted))
+        # A bug in the reading must reach the consumer, not leave it waiting.
+        task.add_done_callback(lambda _: reading.arrived.put_nowait(None))
+        try:
+            for _ in wanted:
+                block = await reading.arrived.get()
+                if block is None:
+                    break
+                await reading.taken(block)
+                yield block
+            await task
+            metrics.read_seconds.observe(time.perf_counter() - started)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def delete(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
+        """Forget the blocks on every store that can be asked; how many of them any store held.
+
+        A store that cannot be asked keeps its copies: content addresses make them harmless, capacity makes them go.
+        """
+        deleted = [False] * len(chain)
+
+        async def ask(node_id: NodeId) -> None:
+            try:
+                answers = await self._nodes.call(node_id, lambda stub: stub.delete(key_space, chain, timeout=self._config.rpc_timeout))
+            except LarderError:
+                return
+            for position, answer in enumerate(answers):
+                deleted[position] |= answer
+
+        async with asyncio.TaskGroup() as group:
+            for node_id in self._nodes.refresh().stores():
+                group.create_task(ask(node_id))
+        return sum(deleted)
+
+    async def close(self) -> None:
+        """Release all leases, finish the puts behind the answers, both up to `close_timeout`; then close the channels."""
+        await self._keeper.close()
+        await self._nodes.close()
+
+    async def __aenter__(self) -> StoreClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _give_back_surplus(
+        self, held_here: Sequence[HeldLease], copies: Sequence[LeasedCopy], beyond: zip[tuple[BlockRef, LeasedCopy | None]]
+    ) -> None:
+        needed = {copy.held for copy in copies}
+        surplus: dict[HeldLease, list[BlockHash]] = {}
+        for ref, copy in beyond:
+            if copy is not None:
+                surplus.setdefault(copy.held, []).append(ref.hash)
+        for held in held_here:
+            if held not in needed:
+                self._keeper.give_back(held)
+            else:
+                self._keeper.give_back_some(held, surplus.get(held, ()))
