@@ -50,9 +50,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         answer = await self._node.ask(locate, AnswerLocate)
         return admin_pb2.LocateResponse(
             blocks=[
-                admin_pb2.BlockLocation(
-                    tiers=[int(tier) for tier in place.tiers], payload_bytes=place.payload_bytes, leases=place.leases
-                )
+                admin_pb2.BlockLocation(tiers=[int(tier) for tier in place.tiers], payload_bytes=place.payload_bytes, leases=place.leases)
                 for place in answer.places
             ]
         )
@@ -80,9 +78,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
     async def Verify(self, request: admin_pb2.VerifyRequest, context: Any) -> None:
         """One copy after the other, so that it takes at most one thread from readers."""
         answer = await self._node.ask(ListRequested(request_id=self._node.next_request_id()), AnswerList)
-        copies = [
-            (key_space, owned.block.hash, tier) for key_space, blocks in answer.blocks for owned in blocks for tier in owned.tiers
-        ]
+        copies = [(key_space, owned.block.hash, tier) for key_space, blocks in answer.blocks for owned in blocks for tier in owned.tiers]
         progress = admin_pb2.VerifyProgress(total_copies=len(copies))
         for number, (key_space, digest, tier) in enumerate(copies, start=1):
             verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=digest, tier=tier)

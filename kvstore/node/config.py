@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.errors import ConfigError
+from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 MAX_SSD_THREADS = 64
@@ -50,8 +51,7 @@ class NodeConfig:
     drain_deadline: Nanos = seconds(10)
     """How long a stopping node goes on demoting hot copies to SSD."""
 
-    member_ttl: Nanos = seconds(6)
-    """Of this node's lease in Redis; a third of it is the period of renewal."""
+    registry: RegistryConfig = RegistryConfig()
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -67,7 +67,6 @@ class NodeConfig:
             "lease_ttl",
             "reservation_ttl",
             "read_deadline",
-            "member_ttl",
         ):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
