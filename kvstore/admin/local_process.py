@@ -130,11 +130,11 @@ def wait_until_ready(processes: Sequence[LocalProcess], *, timeout: Nanos, on_re
                 late = min(waiting, key=lambda process: process.name)
                 raise ProcessFailed(f"{late.name} was not ready within {to_seconds(timeout):.0f} s; {late.failure()}")
             for key, _ in ready:
-                process: LocalProcess = key.data
-                process.take_ready_line()
+                said: LocalProcess = key.data
+                said.take_ready_line()
                 selector.unregister(key.fileobj)
-                waiting.discard(process)
-                on_ready(process)
+                waiting.discard(said)
+                on_ready(said)
 
 
 def _environment() -> dict[str, str]:

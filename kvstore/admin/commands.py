@@ -1,0 +1,164 @@
+"""What the commands on a running cluster find out or bring about, as records ready for JSON. No printing here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
+
+from kvstore.admin.cluster_access import ClusterAccess, ask_each, gateway_health, reachable, read_view, tokenize
+from kvstore.core.placement import place
+from kvstore.core.view import Member, Role, View
+from kvstore.errors import LarderError
+from kvstore.rpc.admin_stub import AdminStub, Evicted, RepairProgress, VerifyProgress
+from kvstore.rpc.load_stub import decode_load, prefill_load
+from kvstore.units import seconds
+
+Record = dict[str, Any]
+Progress = Callable[[str, int, int], None]
+"""Node, done, total."""
+
+LONG_CALL_TIMEOUT = seconds(600)
+"""Of a verify or a repair: reads or copies everything a node has."""
+DEFAULT_REPLICAS = 2
+
+
+async def nodes(access: ClusterAccess) -> Record:
+    view = await read_view(access)
+    return {"epoch": view.epoch, "nodes": [_member_record(member) for member in sorted(view.members, key=lambda m: (m.role, m.node_id))]}
+
+
+async def status(access: ClusterAccess) -> Record:
+    view = await read_view(access)
+    stores = await ask_each(_alive(view, Role.STORE), lambda _, channel: AdminStub(channel).status(timeout=seconds(5)))
+    decodes = await ask_each(_alive(view, Role.DECODE), lambda _, channel: decode_load(channel, timeout=seconds(5)))
+    prefills = await ask_each(_alive(view, Role.PREFILL), lambda _, channel: prefill_load(channel, timeout=seconds(5)))
+    gateway: Record | None = None
+    try:
+        health = await gateway_health(access)
+        if health is not None:
+            gateway = {"url": access.gateway_url, "health": health}
+    except LarderError as error:
+        gateway = {"url": access.gateway_url, "error": str(error)}
+    return {
+        "redis_url": access.redis_url,
+        "epoch": view.epoch,
+        "gateway": gateway,
+        "stores": [_answer_record(member, answer) for member, answer in stores],
+        "engines": [_answer_record(member, answer) for member, answer in [*prefills, *decodes]],
+    }
+
+
+async def locate(access: ClusterAccess, source: Mapping[str, Any], *, replicas: int = DEFAULT_REPLICAS) -> Record:
+    """Where the blocks of {"prompt": text} or {"messages": [...]} are.
+
+    Asks every store node, not the owners alone: a copy may also lie with a former owner.
+    """
+    prompt = await tokenize(access, source)
+    view = await read_view(access)
+    stores = _alive(view, Role.STORE)
+    answers = await ask_each(stores, lambda _, channel: AdminStub(channel).locate(prompt.key_space, prompt.chain, timeout=seconds(5)))
+    blocks = []
+    for number, ref in enumerate(prompt.chain):
+        copies = [
+            {"node_id": member.node_id, **dataclasses.asdict(answer[number])}
+            for member, answer in answers
+            if not isinstance(answer, LarderError) and answer[number].tiers
+        ]
+        owners = list(place(ref.stripe, view, replicas=replicas))
+        blocks.append({"index": ref.index, "hash": ref.hash.hex(), "stripe": ref.stripe.hex(), "owners": owners, "copies": copies})
+    held = next((number for number, block in enumerate(blocks) if not block["copies"]), len(blocks))
+    return {
+        "namespace": prompt.key_space.namespace,
+        "tokens": prompt.tokens,
+        "block_tokens": prompt.block_tokens,
+        "held_prefix_blocks": held,
+        "blocks": blocks,
+        "unreachable": [{"node_id": member.node_id, "error": str(answer)} for member, answer in answers if isinstance(answer, LarderError)],
+    }
+
+
+async def evict_all(access: ClusterAccess) -> Record:
+    return await _evict(access, lambda channel: AdminStub(channel).evict_all(timeout=seconds(5)))
+
+
+async def evict_namespace(access: ClusterAccess, namespace: str) -> Record:
+    return await _evict(access, lambda channel: AdminStub(channel).evict_namespace(namespace, timeout=seconds(5)))
+
+
+async def evict_prompt(access: ClusterAccess, text: str) -> Record:
+    prompt = await tokenize(access, {"prompt": text})
+    return await _evict(access, lambda channel: AdminStub(channel).evict_blocks(prompt.key_space, prompt.chain, timeout=seconds(5)))
+
+
+async def verify(access: ClusterAccess, on_progress: Progress) -> Record:
+    """Every node reads back and checks all it has, all nodes at once."""
+
+    def steps(progress: VerifyProgress) -> tuple[int, int]:
+        return progress.checked_copies, progress.total_copies
+
+    results = await _stream_each(access, lambda channel: AdminStub(channel).verify(timeout=LONG_CALL_TIMEOUT), steps, on_progress)
+    return {"bad_copies": sum(node.get("bad_copies", 0) for node in results), "nodes": results}
+
+
+async def repair(access: ClusterAccess, on_progress: Progress) -> Record:
+    """Every node fetches what it should own and lacks, all nodes at once."""
+
+    def steps(progress: RepairProgress) -> tuple[int, int]:
+        return progress.copied_blocks + progress.failed_blocks, progress.missing_blocks
+
+    results = await _stream_each(access, lambda channel: AdminStub(channel).repair(timeout=LONG_CALL_TIMEOUT), steps, on_progress)
+    return {"failed_blocks": sum(node.get("failed_blocks", 0) for node in results), "nodes": results}
+
+
+async def _evict(access: ClusterAccess, call: Callable[[Any], Awaitable[Evicted]]) -> Record:
+    answers = await ask_each(_alive(await read_view(access), Role.STORE), lambda _, channel: call(channel))
+    return {
+        "nodes": [
+            {"node_id": member.node_id, "error": str(answer)}
+            if isinstance(answer, LarderError)
+            else {
+                "node_id": member.node_id,
+                "evicted_copies": answer.copies,
+                "evicted_bytes": answer.bytes,
+                "leased_copies_kept": answer.leased_copies_kept,
+            }
+            for member, answer in answers
+        ]
+    }
+
+
+async def _stream_each(
+    access: ClusterAccess,
+    call: Callable[[Any], AsyncGenerator[Any, None]],
+    steps: Callable[[Any], tuple[int, int]],
+    on_progress: Progress,
+) -> list[Record]:
+    async def follow(member: Member, channel: Any) -> Any:
+        last = None
+        async for last in call(channel):
+            on_progress(member.node_id, *steps(last))
+        return last
+
+    answers = await ask_each(_alive(await read_view(access), Role.STORE), follow, timeout=LONG_CALL_TIMEOUT)
+    return [
+        {"node_id": member.node_id, "error": str(answer)}
+        if isinstance(answer, LarderError)
+        else {"node_id": member.node_id, **({} if answer is None else dataclasses.asdict(answer))}
+        for member, answer in answers
+    ]
+
+
+def _alive(view: View, role: Role) -> list[Member]:
+    return reachable([member for member in view.members if member.role == role])
+
+
+def _member_record(member: Member) -> Record:
+    return {**dataclasses.asdict(member), "boot_id": member.boot_id.hex()}
+
+
+def _answer_record(member: Member, answer: Any) -> Record:
+    known = {"node_id": member.node_id, "role": member.role, "state": member.state, "address": member.address}
+    if isinstance(answer, LarderError):
+        return {**known, "error": str(answer)}
+    return {**dataclasses.asdict(answer), **known}

@@ -1,0 +1,270 @@
+"""kvctl: look at a cluster, act on it, or have one on this machine.
+
+With --json a command prints one JSON document on stdout and nothing else. Progress and errors go to stderr; an error is one line and a
+non-zero exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from kvstore.admin import commands, demo, local_commands, render
+from kvstore.admin.cluster_access import ClusterAccess, find_cluster
+from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
+from kvstore.admin.saved_cluster import default_state_folder
+from kvstore.errors import ConfigError, LarderError
+from kvstore.process import operator_line
+
+app = typer.Typer(
+    help="Look at a Larder cluster, act on it, or run one on this machine.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+local = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True)
+app.add_typer(local, name="local")
+
+ClickError: type[Exception] = typer.BadParameter.__mro__[2]
+"""Every error of the command line parser; typer does not name it."""
+assert ClickError.__name__ == "ClickException"
+
+RedisOption = Annotated[str | None, typer.Option("--redis", envvar="LARDER_REDIS_URL", help="URL of the cluster's Redis.")]
+GatewayOption = Annotated[str | None, typer.Option("--gateway", envvar="LARDER_GATEWAY_URL", help="URL of the gateway.")]
+ApiKeyOption = Annotated[str | None, typer.Option("--api-key", envvar="LARDER_API_KEY", help="Key for the gateway; decides the namespace.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
+ModelOption = Annotated[str, typer.Option(envvar="LARDER_MODEL", help='"default", a Hugging Face folder or a .gguf file.')]
+StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Where a local cluster keeps its files.")]
+
+Result = TypeVar("Result")
+
+_out = Console(highlight=False)
+_err = Console(stderr=True, highlight=False)
+
+
+@app.command()
+def status(redis: RedisOption = None, gateway: GatewayOption = None, api_key: ApiKeyOption = None, as_json: JsonOption = False) -> None:
+    """Gateway, store nodes with their tiers, prefill and decode nodes."""
+    record = _run(commands.status(_access(redis, gateway, api_key)))
+    _show(record, as_json, render.health_line(record["gateway"]), *render.status_tables(record))
+
+
+@app.command()
+def nodes(redis: RedisOption = None, as_json: JsonOption = False) -> None:
+    """The members of the cluster as Redis lists them."""
+    record = _run(commands.nodes(_access(redis, None, None)))
+    _show(record, as_json, render.nodes_table(record))
+
+
+@app.command()
+def locate(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Owners shown for each block.")] = commands.DEFAULT_REPLICAS,
+    as_json: JsonOption = False,
+) -> None:
+    """Which nodes and tiers hold the blocks of a completion prompt."""
+    record = _run(commands.locate(_access(redis, gateway, api_key), {"prompt": _text(prompt)}, replicas=replicas))
+    _show(record, as_json, render.locate_table(record), *(f"{node['node_id']}: {node['error']}" for node in record["unreachable"]))
+
+
+@app.command()
+def evict(
+    everything: Annotated[bool, typer.Option("--all", help="All copies of all namespaces.")] = False,
+    namespace: Annotated[str | None, typer.Option(help="All copies of this namespace.")] = None,
+    prompt: Annotated[str | None, typer.Option(help='The blocks of this prompt; "-" for stdin.')] = None,
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget copies on every store node. Leased copies stay until their lease ends."""
+    if [everything, namespace is not None, prompt is not None].count(True) != 1:
+        raise ConfigError("evict needs exactly one of --all, --namespace NAME and --prompt TEXT")
+    access = _access(redis, gateway, api_key)
+    if everything:
+        record = _run(commands.evict_all(access))
+    elif namespace is not None:
+        record = _run(commands.evict_namespace(access, namespace))
+    else:
+        record = _run(commands.evict_prompt(access, _text(prompt or "")))
+    _show(record, as_json, render.outcome_table("evicted", record))
+    _exit_if(any("error" in node for node in record["nodes"]))
+
+
+@app.command()
+def verify(redis: RedisOption = None, as_json: JsonOption = False) -> None:
+    """Read back and check every copy on every store node. Exit code 1 when one was bad."""
+    with _err.status("verifying") as spinner:
+        record = _run(
+            commands.verify(_access(redis, None, None), lambda *step: spinner.update("{}: {} of {} copies checked".format(*step)))
+        )
+    _show(record, as_json, render.outcome_table("verified", record))
+    _exit_if(record["bad_copies"] > 0 or any("error" in node for node in record["nodes"]))
+
+
+@app.command()
+def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
+    """Have every store node fetch what it should own and lacks. Exit code 1 when a block could not be had."""
+    with _err.status("repairing") as spinner:
+        record = _run(commands.repair(_access(redis, None, None), lambda *step: spinner.update("{}: {} of {} blocks".format(*step))))
+    _show(record, as_json, render.outcome_table("repaired", record))
+    _exit_if(record["failed_blocks"] > 0 or any("error" in node for node in record["nodes"]))
+
+
+@app.command("demo")
+def demo_command(
+    model: ModelOption = "default",
+    folder: Annotated[Path | None, typer.Option(help="Keep configs and logs here; a temporary folder otherwise.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a cluster on loopback, play five acts on it, stop it."""
+    acts: list[demo.Act] = []
+
+    async def play(cluster: LocalCluster) -> None:
+        async for act in demo.play(cluster, _tell):
+            acts.append(act)
+
+    with tempfile.TemporaryDirectory(prefix="larder-demo-") as temporary:
+        plan = ClusterPlan(folder=folder or Path(temporary), model=model, cache_dir=cache_dir_from_environment())
+        with LocalCluster(plan) as cluster:
+            local_commands.start(cluster, _tell)
+            _run(play(cluster))
+            _tell("stopping")
+    _show({"acts": acts}, as_json, render.demo_table(acts))
+    failed = [act["name"] for act in acts if not demo.is_good(act)]
+    if failed:
+        raise LarderError(f"not as it should be: {', '.join(failed)}")
+
+
+@local.command("up")
+def local_up(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the gateway; 0 for any free one.")] = 8000,
+    model: ModelOption = "default",
+    store_nodes: Annotated[int, typer.Option(min=0)] = 3,
+    prefill_nodes: Annotated[int, typer.Option(min=0)] = 1,
+    decode_nodes: Annotated[int, typer.Option(min=1)] = 2,
+    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C instead of going to the background.")] = False,
+    state_dir: StateOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a cluster on loopback."""
+    folder = (state_dir or default_state_folder()).absolute()
+    plan = ClusterPlan(
+        folder=folder,
+        model=model,
+        cache_dir=cache_dir_from_environment(),
+        store_nodes=store_nodes,
+        prefill_nodes=prefill_nodes,
+        decode_nodes=decode_nodes,
+        gateway_port=port,
+    )
+    if foreground:
+        local_commands.run_in_foreground(plan, _tell, lambda record: _show(record, as_json, *_how_to_use(record)))
+    else:
+        record = local_commands.start_in_background(plan, _tell)
+        _show(record, as_json, *_how_to_use(record), "stop it with: kvctl local down")
+
+
+@local.command("down")
+def local_down(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
+    """Stop the cluster that `local up` started."""
+    record = local_commands.stop(state_dir or default_state_folder())
+    _show(record, as_json, "stopped" if record["stopped"] else "no local cluster was running")
+
+
+@local.command("status")
+def local_status(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
+    """The processes of the local cluster. Exit code 1 when none runs."""
+    record = local_commands.status(state_dir or default_state_folder())
+    _show(record, as_json, render.processes_table(record) if record["running"] else "no local cluster is running")
+    _exit_if(not record["running"])
+
+
+def main() -> NoReturn:
+    """The console script: any error becomes one line on stderr and a non-zero exit."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    code: object = 0
+    try:
+        code = app(standalone_mode=False)
+    except typer.Abort:
+        code = 130
+    except ClickError as error:
+        text = getattr(error, "format_message", error.__str__)()
+        # `kvctl` alone asks for help; the parser calls that an error too.
+        print(text if type(error).__name__ == "NoArgsIsHelpError" else f"kvctl: {' '.join(text.split())} (kvctl --help)", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        print("kvctl: interrupted", file=sys.stderr)
+        code = 130
+    except LarderError as error:
+        print(f"kvctl: {error}", file=sys.stderr)
+        code = 2 if isinstance(error, ConfigError) else 1
+    except BrokenPipeError:
+        code = 1
+    except OSError as error:
+        print(f"kvctl: {operator_line(error) or error}", file=sys.stderr)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """Unwinds, so that what this command started is stopped."""
+    sys.exit(128 + number)
+
+
+def _access(redis: str | None, gateway: str | None, api_key: str | None) -> ClusterAccess:
+    return find_cluster(redis_url=redis, gateway_url=gateway, api_key=api_key, state_folder=default_state_folder())
+
+
+def _run(work: Coroutine[Any, Any, Result]) -> Result:
+    return asyncio.run(work)
+
+
+def _show(record: Mapping[str, Any], as_json: bool, *parts: str | Table) -> None:
+    if as_json:
+        print(json.dumps(record), flush=True)
+        return
+    for part in parts:
+        _out.print(part)
+
+
+def _tell(text: str) -> None:
+    _err.print(text, style="dim")
+
+
+def _text(argument: str) -> str:
+    return sys.stdin.read() if argument == "-" else argument
+
+
+def _exit_if(bad: bool) -> None:
+    if bad:
+        raise typer.Exit(1)
+
+
+def _how_to_use(record: Mapping[str, Any]) -> list[str]:
+    body = json.dumps({"model": record["model"], "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
+    return [
+        f"gateway  {record['gateway_url']}",
+        f"redis    {record['redis_url']}",
+        f"logs     {record['folder']}",
+        f"curl -N {record['gateway_url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+    ]
+
+
+if __name__ == "__main__":
+    main()

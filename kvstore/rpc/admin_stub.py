@@ -1,0 +1,152 @@
+"""The admin service of one store node as kvctl sees it: types of ours in and out, a deadline on every call.
+
+Every method raises a LarderError, as in store_stub.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+from kvpb.v1 import admin_pb2, admin_pb2_grpc
+
+from kvstore.core.extent import Tier
+from kvstore.ids import BlockRef, KeySpace
+from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_refs_to_proto, key_space_to_proto
+from kvstore.rpc.errors import error_of
+from kvstore.units import Nanos, to_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    tier: str
+    capacity_bytes: int
+    used_bytes: int
+    copies: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    node_id: str
+    boot_id: str
+    """Hex."""
+    epoch: int
+    state: str
+    uptime_ms: int
+    tiers: tuple[TierReport, ...]
+    blocks: int
+    leases: int
+    reservations: int
+    counters: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockReport:
+    tiers: tuple[str, ...]
+    """Empty: not on this node."""
+    payload_bytes: int
+    leases: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evicted:
+    copies: int
+    bytes: int
+    leased_copies_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyProgress:
+    checked_copies: int
+    total_copies: int
+    bad_copies: int
+    checked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairProgress:
+    copied_blocks: int
+    missing_blocks: int
+    failed_blocks: int
+    copied_bytes: int
+
+
+class AdminStub:
+    """Calls on one channel. Cheap to make."""
+
+    def __init__(self, channel: Any) -> None:
+        self._stub = admin_pb2_grpc.AdminServiceStub(channel)
+
+    async def status(self, *, timeout: Nanos) -> NodeReport:
+        answer = await _answer(self._stub.Status(admin_pb2.StatusRequest(), timeout=to_seconds(timeout)))
+        return NodeReport(
+            node_id=answer.node_id,
+            boot_id=answer.boot_id.hex(),
+            epoch=answer.epoch,
+            state=answer.state,
+            uptime_ms=answer.uptime_ms,
+            tiers=tuple(TierReport(_tier_name(tier.tier), tier.capacity_bytes, tier.used_bytes, tier.copies) for tier in answer.tiers),
+            blocks=answer.blocks,
+            leases=answer.leases,
+            reservations=answer.reservations,
+            counters=dict(sorted(answer.counters.items())),
+        )
+
+    async def locate(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> list[BlockReport]:
+        """One report per block, in order."""
+        reports: list[BlockReport] = []
+        for start in range(0, len(blocks), MAX_BATCH_ITEMS):
+            request = admin_pb2.LocateRequest(
+                key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks[start : start + MAX_BATCH_ITEMS])
+            )
+            answer = await _answer(self._stub.Locate(request, timeout=to_seconds(timeout)))
+            reports += [BlockReport(tuple(map(_tier_name, block.tiers)), block.payload_bytes, block.leases) for block in answer.blocks]
+        return reports
+
+    async def evict_all(self, *, timeout: Nanos) -> Evicted:
+        return await self._evict(admin_pb2.EvictRequest(all=True), timeout=timeout)
+
+    async def evict_namespace(self, namespace: str, *, timeout: Nanos) -> Evicted:
+        return await self._evict(admin_pb2.EvictRequest(namespace=namespace), timeout=timeout)
+
+    async def evict_blocks(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> Evicted:
+        request = admin_pb2.EvictRequest(key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks])
+        return await self._evict(request, timeout=timeout)
+
+    async def verify(self, *, timeout: Nanos) -> AsyncGenerator[VerifyProgress, None]:
+        """Progress as it comes; the last one is the result."""
+        async for message in _messages(self._stub.Verify(admin_pb2.VerifyRequest(), timeout=to_seconds(timeout))):
+            yield VerifyProgress(message.checked_copies, message.total_copies, message.bad_copies, message.checked_bytes)
+
+    async def repair(self, *, timeout: Nanos) -> AsyncGenerator[RepairProgress, None]:
+        """Progress as it comes; the last one is the result."""
+        async for message in _messages(self._stub.Repair(admin_pb2.RepairRequest(), timeout=to_seconds(timeout))):
+            yield RepairProgress(message.copied_blocks, message.missing_blocks, message.failed_blocks, message.copied_bytes)
+
+    async def _evict(self, request: admin_pb2.EvictRequest, *, timeout: Nanos) -> Evicted:
+        answer = await _answer(self._stub.Evict(request, timeout=to_seconds(timeout)))
+        return Evicted(answer.evicted_copies, answer.evicted_bytes, answer.leased_copies_kept)
+
+
+async def _answer(call: Any) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        raise error_of(error) from None
+
+
+async def _messages(call: Any) -> AsyncGenerator[Any, None]:
+    try:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            yield message
+    except grpc.RpcError as error:
+        raise error_of(error) from None
+    finally:
+        call.cancel()
+
+
+def _tier_name(number: int) -> str:
+    return Tier(number).name.lower() if number in Tier.__members__.values() else f"tier-{number}"
