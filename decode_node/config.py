@@ -12,6 +12,7 @@ from prefill_node.config import ComputeConfig
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeConfig(ComputeConfig):
     node_id: str = "decode"
+    """Name of this member, stable over restarts. Unique in the cluster."""
     heartbeat_every: Nanos = milliseconds(200)
     """A stream without a token for this long gives a sign of life; at most 250ms, since the gateway takes silence for death."""
     load_patience: float = 1.0

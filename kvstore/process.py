@@ -6,21 +6,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
-import dataclasses
 import errno
 import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from kvstore.config import ConfigKey, config_keys, load_config, unknown_key
+from kvstore.config import config_keys, load_config, unknown_key
+from kvstore.config_help import example_toml, help_text
 from kvstore.errors import ConfigError, LarderError
-from kvstore.units import Bytes, Nanos
 
 Cfg = TypeVar("Cfg")
 
@@ -54,8 +54,9 @@ def run_process(main: Callable[[Cfg], Awaitable[None]], cls: type[Cfg], name: st
         else:
             print(f"{name}: {line}", file=sys.stderr, flush=True)
             code = EXIT_OPERATOR
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)  # a worker thread in native code must not hold up the exit; everything of ours is closed by now
 
 
@@ -77,7 +78,8 @@ def cannot_listen(host: str, port: int, reason: str, *, key: str = "port") -> st
 
 
 def parse_flags(cls: type[Any], argv: Sequence[str], *, program: str) -> tuple[Path | None, dict[str, str]]:
-    """`--config FILE`, `--key=value`, `--section.key value`, `--switch`. `--help` prints every key and exits.
+    """`--config FILE`, `--key=value`, `--section.key value`, `--switch`. `--help` prints every key and exits, `--example`
+    prints a config file with every key and exits.
 
     Dashes in a key count as underscores. Raises ConfigError for what is not a flag, is unknown, or has no value.
     """
@@ -89,6 +91,9 @@ def parse_flags(cls: type[Any], argv: Sequence[str], *, program: str) -> tuple[P
         word = rest.pop(0)
         if word in ("--help", "-h"):
             print(help_text(cls, program=program))
+            sys.exit(0)
+        if word == "--example":
+            print(example_toml(cls, program=program), end="")
             sys.exit(0)
         if not word.startswith("--"):
             raise ConfigError(f"{word!r} is not a flag; write --key=value, or --help for all keys")
@@ -110,53 +115,20 @@ def parse_flags(cls: type[Any], argv: Sequence[str], *, program: str) -> tuple[P
     return file, flags
 
 
-def help_text(cls: type[Any], *, program: str) -> str:
-    keys = config_keys(cls)
-    lines = [
-        f"usage: python -m {program} [--config FILE] [--key=value ...]",
-        "",
-        "Every key may stand in the TOML file, in the environment or on the command line; the later one wins.",
-        "",
-    ]
-    width = max((len(key.name) for key in keys), default=0) + 2
-    for key in keys:
-        lines.append(f"  --{key.name:<{width}} {default_text(key):<28} {key.env_name}")
-        if key.help:
-            lines.append(f"    {'':<{width}} {key.help}")
-    return "\n".join(lines)
-
-
-def default_text(key: ConfigKey) -> str:
-    """The default of a key as it would be written in TOML; "(required)" for one that has none."""
-    value = key.default
-    if value is dataclasses.MISSING:
-        return "(required)"
-    if key.type is Bytes:
-        return next(
-            (f'"{value >> shift}{unit}"' for shift, unit in ((30, "GiB"), (20, "MiB")) if value and not value % (1 << shift)), str(value)
-        )
-    if key.type is Nanos:
-        return f'"{value // 10**6}ms"' if value % 10**9 else f'"{value // 10**9}s"'
-    if value is None:
-        return "(off)"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    if isinstance(value, tuple):
-        return "[" + ", ".join(f'"{item}"' for item in value) + "]"
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f'"{name}" = "{item}"' for name, item in value.items()) + "}"
-    return f'"{value}"'
-
-
 def operator_line(error: BaseException) -> str | None:
     """One line for an error that the operator can act on; None for a bug. A group counts as its first such member."""
     if isinstance(error, BaseExceptionGroup):
         return next((line for line in map(operator_line, error.exceptions) if line is not None), None)
     if isinstance(error, LarderError):
         return " ".join(str(error).split())
-    if isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EADDRNOTAVAIL, errno.EACCES, errno.ENOSPC, errno.ENOENT):
+    if isinstance(error, OSError) and error.errno in (
+        errno.EADDRINUSE,
+        errno.EADDRNOTAVAIL,
+        errno.EACCES,
+        errno.ENOSPC,
+        errno.ENOENT,
+        errno.EPIPE,
+    ):
         return " ".join(str(error).split())
     if type(error).__module__ == "redis.exceptions":  # by name: a process without a registry does not import redis
         return f"cannot use Redis: {' '.join(str(error).split())}"

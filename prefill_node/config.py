@@ -23,24 +23,32 @@ class ComputeConfig:
     node_id: str = "compute"
     """Name of this member, stable over restarts. Unique in the cluster."""
     host: str = "127.0.0.1"
+    """Address it listens on, and by which the others reach it."""
     port: int = 0
     """0: a free one."""
     metrics_port: int = 0
+    """Where Prometheus finds /metrics; 0: a free one."""
     redis_url: str = "redis://127.0.0.1:6379/0"
+    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet."""
     zone: str = "zone-a"
+    """Where this node stands, for people to look at."""
     log_level: str = "info"
+    """debug, info, warning or error; to stderr."""
 
     model: str = "default"
     """A Hugging Face folder, a .gguf file, or "default"."""
     cache_dir: Path = field(default_factory=_default_cache_dir)
     """Where a converted model is kept."""
     device: str = "cpu"
+    """A torch device."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Of weights and KV; part of the layout, so all nodes must agree."""
     threads: int = 0
     """Threads of the engine's matrix products; 0: one for each CPU this process may use."""
     pool_blocks: int = 512
     """Blocks of the paged pool: running sequences, and what stays for local hits."""
     block_tokens: int = 32
+    """Tokens of one block; part of the layout, so all nodes must agree."""
     chunk_tokens: int = 512
     """Most tokens of one prompt in one step, and of all prompts together."""
     max_batch: int = 32
@@ -51,6 +59,7 @@ class ComputeConfig:
     entropy: bool = True
     """Compress payloads where it pays."""
     replicas: int = 2
+    """Store nodes that get a copy of each block."""
     acknowledge: Acknowledge = Acknowledge.QUORUM
     """How many replicas must have a block before it counts as published: one, quorum or all."""
     publish_queue: Bytes = Bytes(256 * MIB)
@@ -89,6 +98,7 @@ class ComputeConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillConfig(ComputeConfig):
     node_id: str = "prefill"
+    """Name of this member, stable over restarts. Unique in the cluster."""
     publish_wait: Nanos = seconds(5)
     """How long the engine waits for room in a full publish queue before it leaves a block unpublished."""
 

@@ -18,6 +18,7 @@ LAYERS = (
     ("kvstore.clock",),
     ("kvstore.core",),
     ("kvstore.config",),
+    ("kvstore.config_help",),
     ("kvstore.process",),
     ("kvstore.telemetry",),
     ("kvstore.codec",),

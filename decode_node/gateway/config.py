@@ -51,6 +51,7 @@ class TimeoutsConfig:
     poll: Nanos = seconds(1)
     """A node answers its load poll within this time, or the poll counts as missed."""
     poll_every: Nanos = milliseconds(500)
+    """Period of those polls."""
     stop: Nanos = seconds(10)
     """Answers in progress when the gateway stops get this long to end."""
 
@@ -87,14 +88,21 @@ class RoutingConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayConfig:
     node_id: str = "gateway-0"
+    """Name in logs and in its READY line."""
     host: str = "127.0.0.1"
+    """Address it listens on, and by which the others reach it."""
     http_port: int = 8000
+    """Of the API; 0: a free one."""
     metrics_port: int = 0
+    """Where Prometheus finds /metrics; 0: a free one."""
     redis_url: str = "redis://127.0.0.1:6379/0"
+    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet."""
     log_level: str = "info"
+    """debug, info, warning or error; to stderr."""
     model: str = "default"
     """Model whose tokenizer is used: "default", a Hugging Face folder or a .gguf file; the same as on the nodes."""
     cache_dir: Path = Path("~/.cache/larder").expanduser()
+    """Where a converted model is kept."""
     served_model_name: str | None = None
     """Name in /v1/models and in requests; by default the model's own."""
     replicas: int = 2
@@ -102,6 +110,7 @@ class GatewayConfig:
     api_keys: Mapping[str, str] = field(default_factory=dict)
     """API key -> namespace. Empty: no key is asked for, everyone is in the default namespace."""
     default_namespace: str = "default"
+    """Namespace of everyone when there are no api_keys."""
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     timeouts: TimeoutsConfig = field(default_factory=TimeoutsConfig)
     routing: RoutingConfig = field(default_factory=RoutingConfig)
