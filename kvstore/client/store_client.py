@@ -56,6 +56,11 @@ class StoreClient:
         self._keeper = LeaseKeeper(self._nodes, config=self._config, clock=self._clock)
         self._putter = BlockPutter(self._nodes, config=self._config)
 
+    def usable_stores(self) -> tuple[NodeId, ...]:
+        """Stores of the last view that are asked now: their circuits are closed. For health pages."""
+        router = self._nodes.refresh()
+        return tuple(node_id for node_id in router.stores() if router.usable(node_id))
+
     async def put(self, key_space: KeySpace, blocks: Sequence[BlockPut], *, acknowledge: Acknowledge = Acknowledge.QUORUM) -> PutReport:
         """Store the blocks on all their replicas; return when `acknowledge` of them hold each block or none is left to wait for.
 
