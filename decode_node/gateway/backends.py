@@ -93,7 +93,6 @@ class GrpcDecodeBackend:
                 seed=call.sampling.seed,
             ),
             max_tokens=call.max_tokens,
-            stop_token_ids=call.stop_token_ids,
             ignore_eos=call.ignore_eos,
         )
         stream = self._stub.Generate(request)

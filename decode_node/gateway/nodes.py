@@ -59,8 +59,8 @@ class GenerateCall:
     sampling: Sampling
     max_tokens: int
     """Of the whole answer, generated_token_ids included."""
-    stop_token_ids: Sequence[int]
     ignore_eos: bool
+    """Go on where the model would end; without it the node ends the answer before the model's own end token."""
 
 
 class FinishReason(StrEnum):

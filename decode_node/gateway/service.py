@@ -53,7 +53,6 @@ class GatewayService:
         *,
         model_name: str,
         tokenizer: Tokenizer,
-        end_token_ids: frozenset[int],
         fleet: Fleet,
         store: PrefixProbe,
         metrics: GatewayMetrics,
@@ -66,7 +65,6 @@ class GatewayService:
         self.sessions = SessionTable(limit=config.limits.sessions)
         metrics.sessions.set_function(lambda: len(self.sessions))
         self._tokenizer = tokenizer
-        self._end_token_ids = end_token_ids
         self._store = store
         self._clock = clock
         self._affinity = PrefixAffinity(config.limits.affinity_entries)
@@ -94,7 +92,6 @@ class GatewayService:
                 chain=prompt.chain,
                 sampling=_sampling(request),
                 max_tokens=max_tokens,
-                stop_token_ids=frozenset() if request.ignore_eos else self._end_token_ids,
                 ignore_eos=bool(request.ignore_eos),
             ),
             fleet=self.fleet,

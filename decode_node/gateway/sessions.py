@@ -62,8 +62,6 @@ class SessionRequest:
     """Of the prompt's full blocks."""
     sampling: Sampling
     max_tokens: int
-    stop_token_ids: frozenset[int]
-    """Tokens that end the answer wherever they come, the model's own included unless ignore_eos."""
     ignore_eos: bool
 
 
@@ -164,7 +162,6 @@ class Session:
             generated_token_ids=tuple(self.transcript.generated_token_ids),
             sampling=request.sampling,
             max_tokens=request.max_tokens,
-            stop_token_ids=sorted(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
         )
         patience = self._limits.connect
@@ -247,10 +244,7 @@ class Session:
 
     def _ended_without_its_node(self) -> bool:
         """The node died between the last token and saying so: nothing is left to hand over."""
-        generated = self.transcript.generated_token_ids
-        if generated and generated[-1] in self.request.stop_token_ids:
-            self.finish_reason = FinishReason.STOP
-        elif len(generated) >= self.request.max_tokens:
+        if len(self.transcript.generated_token_ids) >= self.request.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
 
