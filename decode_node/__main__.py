@@ -20,7 +20,8 @@ from kvstore.process import run_process
 from kvstore.registry import RedisRegistry, RegistryConfig
 from prefill_node.compute_node import ComputeNode
 from prefill_node.member import serve_member
-from prefill_node.model import load_model, resolve_model
+from prefill_node.model.load import load_model
+from prefill_node.model.resolve import resolve_model
 
 
 async def serve(config: DecodeConfig) -> None:

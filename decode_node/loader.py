@@ -11,14 +11,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decode_node.fetch_plan import FetchPlan, FetchPolicy, FetchSpeed, Speeds, loadable_blocks, plan_fetch
+from decode_node.fetch_plan import FetchPolicy, FetchSpeed, Speeds, loadable_blocks, plan_fetch
 from kvstore.client import PrefixLease
 from kvstore.ids import BlockHash, BlockRef
 from kvstore.units import Nanos, milliseconds, to_seconds
 from prefill_node import metrics
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine import PinnedPrefix
-from prefill_node.prefix import FetchedRun, fetch_run
+from prefill_node.engine.request import PinnedPrefix
+from prefill_node.prefix import FetchedRun, fetch_run, give_back_reserved
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class PrefixLoader:
             # A bug in taking from the cache is still cache trouble: the request is computed.
             log.exception("loading a prefix of %d blocks raised", usable)
             run = FetchedRun(ended_by="internal")
+        give_back_reserved(node.engine, pinned)
         loaded = LoadedPrefix(
             pinned=pinned,
             local_blocks=local,
@@ -98,10 +99,7 @@ class PrefixLoader:
         first_missing = chain[len(pinned.block_ids)].hash
         over = self._loading[first_missing] = asyncio.Event()
         try:
-            async with asyncio.timeout(_seconds_until(deadline)):
-                return await self._fetch(namespace, chain, pinned, tokens=tokens, continuation=continuation, deadline=deadline)
-        except TimeoutError:
-            return FetchedRun(ended_by="deadline")
+            return await self._fetch(namespace, chain, pinned, tokens=tokens, continuation=continuation, deadline=deadline)
         finally:
             if self._loading.get(first_missing) is over:
                 del self._loading[first_missing]
@@ -112,7 +110,12 @@ class PrefixLoader:
     ) -> FetchedRun:
         node = self._node
         local = len(pinned.block_ids)
-        async with await node.store.acquire_prefix(node.key_space(namespace), chain[local:]) as lease:
+        try:
+            async with asyncio.timeout(_seconds_until(deadline)):
+                acquired = await node.store.acquire_prefix(node.key_space(namespace), chain[local:])
+        except TimeoutError:
+            return FetchedRun(ended_by="deadline")
+        async with acquired as lease:
             started = time.monotonic_ns()
             plan = plan_fetch(
                 tokens=tokens,
@@ -129,7 +132,8 @@ class PrefixLoader:
             block_ids = await self._room(pinned, plan.fetch_blocks, min(deadline, started + plan.wait))
             if block_ids is None:
                 return FetchedRun(ended_by="no_room")
-            return await self._fill(lease, chain[local:], pinned, block_ids, plan, first_position=local * node.block_tokens)
+            wait = Nanos(max(0, min(deadline, started + plan.wait) - time.monotonic_ns()))
+            return await self._fill(lease, chain[local:], pinned, block_ids, first_position=local * node.block_tokens, wait=wait)
 
     async def _fill(
         self,
@@ -137,9 +141,9 @@ class PrefixLoader:
         chain: Sequence[BlockRef],
         pinned: PinnedPrefix,
         block_ids: list[int],
-        plan: FetchPlan,
         *,
         first_position: int,
+        wait: Nanos,
     ) -> FetchedRun:
         node = self._node
         started = time.monotonic_ns()
@@ -151,7 +155,7 @@ class PrefixLoader:
             [node.engine.block_array(block_id) for block_id in block_ids],
             first=0,
             start_position=first_position,
-            wait=plan.wait,
+            wait=wait,
         )
         node.engine.adopt(pinned, chain[: run.blocks], block_ids[: run.blocks])
         if run.ended_by in ("", "deadline"):

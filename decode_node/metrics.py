@@ -7,4 +7,3 @@ from prometheus_client import Histogram
 from kvstore.telemetry import LATENCY_BUCKETS_S
 
 first_token_seconds = Histogram("larder_decode_first_token_seconds", "From the Generate call to its first token", buckets=LATENCY_BUCKETS_S)
-token_gap_seconds = Histogram("larder_decode_token_gap_seconds", "Between two tokens of one stream", buckets=LATENCY_BUCKETS_S)

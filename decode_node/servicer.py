@@ -14,7 +14,7 @@ from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, N
 from kvstore.rpc.server import streaming, unary
 from kvstore.units import Nanos
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine import FinishReason, SamplingParams
+from prefill_node.engine.request import FinishReason, SamplingParams
 
 _REASON = {FinishReason.STOP: decode_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: decode_pb2.FINISH_REASON_LENGTH}
 

@@ -15,7 +15,7 @@ from decode_node.loader import LoadedPrefix, PrefixLoader
 from kvstore.errors import InvalidRequest, LarderError, Unavailable
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, SamplingParams, TokenOut
+from prefill_node.engine.request import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, SamplingParams, TokenOut
 from prefill_node.limits import Limits, check_namespace
 
 
@@ -125,12 +125,11 @@ class DecodeSession:
                     recomputed_tokens=loaded.recompute_tokens,
                     load_ms=to_milliseconds(loaded.took),
                 )
-                last = started
+                first = True
                 async for event in self._stream():
-                    if isinstance(event, NextToken):
-                        now = time.monotonic_ns()
-                        (metrics.first_token_seconds if last == started else metrics.token_gap_seconds).observe((now - last) / 1e9)
-                        last = now
+                    if first and isinstance(event, NextToken):
+                        metrics.first_token_seconds.observe((time.monotonic_ns() - started) / 1e9)
+                        first = False
                     finished = isinstance(event, Finished)
                     yield event
             finally:
@@ -166,7 +165,6 @@ class DecodeSession:
         call, node = self._call, self._node
         loop = asyncio.get_running_loop()
         node.sealer.open(call.request_id, node.key_space(call.namespace))
-        self._submitted = True
         node.engine.submit(
             EngineRequest(
                 request_id=call.request_id,
@@ -181,6 +179,7 @@ class DecodeSession:
             ),
             lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event),
         )
+        self._submitted = True
         if self._halted:
             node.engine.cancel(call.request_id)
 
@@ -195,7 +194,7 @@ class DecodeSession:
             self._raise_end(event)
             if isinstance(event, TokenOut):
                 yield NextToken(event.token_id, event.position)
-            elif isinstance(event, FinishedOut) and not self._halted:
+            elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
                 yield Finished(event.reason)
                 return
 
@@ -206,10 +205,10 @@ class DecodeSession:
             raise Unavailable(f"the engine failed on this request: {event.message}")
 
     async def _release(self, loading: asyncio.Future[LoadedPrefix], *, finished: bool) -> None:
+        self._node.sealer.close(self._call.request_id)
         if self._submitted:
             if not finished:
                 self._node.engine.cancel(self._call.request_id)
-            self._node.sealer.close(self._call.request_id)
             return
         # The callback, not the wait below, frees the blocks: a second cancel may cut the wait short.
         loading.add_done_callback(self._release_unused)

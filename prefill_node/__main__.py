@@ -17,7 +17,8 @@ from kvstore.registry import RedisRegistry, RegistryConfig
 from prefill_node.compute_node import ComputeNode
 from prefill_node.config import PrefillConfig
 from prefill_node.member import serve_member
-from prefill_node.model import load_model, resolve_model
+from prefill_node.model.load import load_model
+from prefill_node.model.resolve import resolve_model
 from prefill_node.servicer import PrefillServicer
 
 

@@ -17,10 +17,11 @@ from kvstore.registry import ViewSource
 from kvstore.units import Nanos, seconds
 from prefill_node import metrics
 from prefill_node.config import ComputeConfig
-from prefill_node.engine import Engine, EngineConfig
+from prefill_node.engine.config import EngineConfig
+from prefill_node.engine.loop import Engine
 from prefill_node.limits import Limits
 from prefill_node.live_sessions import LiveSessions
-from prefill_node.model import LoadedModel
+from prefill_node.model.load import LoadedModel
 from prefill_node.publish import PublishConfig, Publisher
 from prefill_node.sealer import PublishingSealer
 
@@ -125,7 +126,7 @@ class ComputeNode:
         while True:
             load = self.engine.load()
             metrics.queue_length.labels(role=self.role).set(load.queued)
-            metrics.batch_size.labels(role=self.role).set(load.running)
+            metrics.running_sequences.labels(role=self.role).set(load.running)
             metrics.pool_blocks.labels(role=self.role, state="free").set(load.free_blocks)
             metrics.pool_blocks.labels(role=self.role, state="used").set(load.total_blocks - load.free_blocks)
             await asyncio.sleep(GAUGE_PERIOD_S)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import Counter, Gauge, Histogram
 
 queue_length = Gauge("larder_queue_length", "Requests accepted and not yet running", ["role"])
-batch_size = Gauge("larder_batch_size", "Sequences in the running batch", ["role"])
+running_sequences = Gauge("larder_running_sequences", "Requests in the running batch", ["role"])
 pool_blocks = Gauge("larder_pool_blocks", "Blocks of the engine's pool", ["role", "state"])
 hit_tokens = Counter("larder_hit_tokens", "Prompt tokens by where their KV came from", ["tier"])
 codec_failures = Counter("larder_codec_failures", "Blocks that could not be encoded or decoded", ["reason"])

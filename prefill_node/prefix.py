@@ -21,6 +21,8 @@ from kvstore.codec import BlockCodec
 from kvstore.errors import LarderError
 from kvstore.units import Nanos, to_seconds
 from prefill_node import metrics
+from prefill_node.engine.loop import Engine
+from prefill_node.engine.request import PinnedPrefix
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ async def fetch_run(
                         )
                     if all(index in decodes for index in range(end)):
                         break  # nothing that is still to come can lengthen the run
-            await _settle([decode for decode, _ in decodes.values()])
+            await settle([decode for decode, _ in decodes.values()])
     except TimeoutError:
         run.ended_by = "deadline"
     except LarderError as error:
@@ -80,7 +82,7 @@ async def fetch_run(
     finally:
         for decode, _ in decodes.values():
             decode.cancel()
-        await _settle([decode for decode, _ in decodes.values()])
+        await settle([decode for decode, _ in decodes.values()])
     while run.blocks < end and (entry := decodes.get(run.blocks)) is not None:
         decode, tier = entry
         if decode.cancelled():
@@ -100,14 +102,21 @@ def _decode(codec: BlockCodec, payload: bytes | memoryview, out: np.ndarray, sta
     codec.decode_into(payload, out, start_position=start_position)
 
 
-async def _settle(decodes: Sequence[Future[None]]) -> None:
-    """Wait until no worker is at any of `decodes`, however often this task is cancelled meanwhile; then let the cancel through."""
+def give_back_reserved(engine: Engine, pinned: PinnedPrefix) -> None:
+    """Free what was allocated for a load and not adopted; the prefix itself stays pinned."""
+    unused = PinnedPrefix(reserved=pinned.reserved)
+    pinned.reserved = []
+    engine.release(unused)
+
+
+async def settle(work: Sequence[Future[None]]) -> None:
+    """Wait until no worker thread is at any of `work`, however often this task is cancelled meanwhile; then let the cancel through."""
     loop = asyncio.get_running_loop()
     progress = asyncio.Event()
-    for decode in decodes:
-        decode.add_done_callback(lambda _: loop.call_soon_threadsafe(progress.set))
+    for future in work:
+        future.add_done_callback(lambda _: loop.call_soon_threadsafe(progress.set))
     cancelled: asyncio.CancelledError | None = None
-    while not all(decode.done() for decode in decodes):
+    while not all(future.done() for future in work):
         progress.clear()
         try:
             await progress.wait()

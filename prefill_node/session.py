@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 from kvstore.client import PrefixLease
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockRef, KeySpace
 from prefill_node import metrics
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine import EngineEvent, EngineRequest, FailedOut, FinishedOut, PinnedPrefix
+from prefill_node.engine.request import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, PinnedPrefix
 from prefill_node.limits import check_namespace
-from prefill_node.prefix import fetch_run
+from prefill_node.prefix import fetch_run, give_back_reserved, settle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +117,7 @@ class PrefillSession:
             wait=node.config.load_max_wait,
         )
         node.engine.adopt(pinned, chain[first : first + run.blocks], block_ids[: run.blocks])
+        give_back_reserved(node.engine, pinned)
         for tier, blocks in run.tiers.items():
             metrics.hit_tokens.labels(tier=tier).inc(blocks * node.block_tokens)
         return run.blocks
@@ -125,17 +125,16 @@ class PrefillSession:
     async def _republish(self, pinned: PinnedPrefix, chain: tuple[BlockRef, ...], key_space: KeySpace, *, first: int, end: int) -> None:
         """Put blocks `first` to `end` that the pool has and the store has lost."""
         node = self._node
-        loop = asyncio.get_running_loop()
         for index in range(first, end):
             array = node.engine.block_array(pinned.block_ids[index])
-            republish = partial(node.sealer.republish, chain[index], array, index * node.block_tokens, self._call.request_id)
-            await loop.run_in_executor(node.executor, republish)
+            republish = node.executor.submit(node.sealer.republish, chain[index], array, index * node.block_tokens, self._call.request_id)
+            await settle([republish])  # a cancel must not free the block while the worker still reads it
+            republish.result()
 
     def _submit(self, pinned: PinnedPrefix, chain: tuple[BlockRef, ...]) -> None:
         node, call = self._node, self._call
         loop = asyncio.get_running_loop()
         tokens = call.token_ids[: len(chain) * node.block_tokens]
-        self._submitted = True
         node.engine.submit(
             EngineRequest(
                 request_id=call.request_id,
@@ -148,11 +147,12 @@ class PrefillSession:
             ),
             lambda event: loop.call_soon_threadsafe(self._on_event, event),
         )
+        self._submitted = True
 
     def _on_event(self, event: EngineEvent) -> None:
         if isinstance(event, FailedOut):
             self.end(Unavailable(f"the engine could not compute this prompt: {event.message}"))
-        elif isinstance(event, FinishedOut):
+        elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
             self._publication.complete()
 
     async def _follow(self, cached: int, prompt_blocks: int) -> AsyncIterator[Progress]:
