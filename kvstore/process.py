@@ -70,11 +70,13 @@ def listening_socket(host: str, port: int, *, key: str = "port") -> socket.socke
     try:
         return socket.create_server((host, port), backlog=512)
     except OSError as error:
-        raise ConfigError(cannot_listen(host, port, error.strerror or str(error), key=key)) from None
+        raise ConfigError(cannot_listen(host, port, error, key=key)) from None
 
 
-def cannot_listen(host: str, port: int, reason: str, *, key: str = "port") -> str:
-    return f"cannot listen on {host}:{port}: {reason.lower()}; choose another --{key}, or 0 for any free one"
+def cannot_listen(host: str, port: int, error: OSError, *, key: str = "port") -> str:
+    known = error.errno in errno.errorcode
+    reason = os.strerror(error.errno).lower() if known and error.errno is not None else error.strerror or str(error)
+    return f"cannot listen on {host}:{port}: {reason}; choose another --{key}, or 0 for any free one"
 
 
 def parse_flags(cls: type[Any], argv: Sequence[str], *, program: str) -> tuple[Path | None, dict[str, str]]:

@@ -41,5 +41,5 @@ def start_metrics_server(host: str, port: int) -> int:
     try:
         server, _ = prometheus_client.start_http_server(port, addr=host)
     except OSError as error:
-        raise ConfigError(cannot_listen(host, port, error.strerror or str(error), key="metrics_port")) from None
+        raise ConfigError(cannot_listen(host, port, error, key="metrics_port")) from None
     return int(server.server_port)
