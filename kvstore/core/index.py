@@ -143,7 +143,7 @@ class Index:
         if space is None:
             space = self._spaces[entry.key_space] = _Space()
         assert entry.hash not in space.entries
-        if entry.stripe == entry.hash:
+        if entry.stripe == StripeId(entry.hash):
             entry.stripe = StripeId(entry.hash)
         parent = space.entries.get(entry.parent)
         if parent is None:

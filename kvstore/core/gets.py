@@ -1,0 +1,164 @@
+"""Gets: probe, acquire, read, renew, release. What a reader was told it has stays readable until its lease ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.core.copies import Copy, CopyState
+from kvstore.core.events import (
+    AcquiredBlock,
+    AcquireRequested,
+    AnswerAcquire,
+    AnswerProbe,
+    AnswerRead,
+    AnswerRelease,
+    AnswerRenew,
+    CancelRead,
+    OperationId,
+    ProbeRequested,
+    ReadItem,
+    ReadOutcome,
+    ReadRequested,
+    ReadStatus,
+    ReleaseRequested,
+    RenewRequested,
+)
+from kvstore.core.extent import Tier
+from kvstore.core.index import Entry
+from kvstore.core.stock import Stock
+from kvstore.ids import LeaseId
+from kvstore.units import Nanos
+
+_READABLE = CopyState.READABLE
+_SERVES_LEASES = (CopyState.READABLE, CopyState.RECLAIMING)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Reading:
+    deadline: Nanos
+    held: list[tuple[Entry, Copy] | None]
+    """One per item of the answer."""
+    cancelled: bool = False
+
+
+class Gets:
+    def __init__(self, stock: Stock, *, check_copy: Callable[[Entry, Copy], None], hit_on_ssd: Callable[[Entry], None]) -> None:
+        """`check_copy` verifies a copy that a reader complained about; `hit_on_ssd` is told of reads that a promotion would speed up."""
+        self._stock = stock
+        self._check_copy = check_copy
+        self._hit_on_ssd = hit_on_ssd
+        self._readings: dict[OperationId, _Reading] = {}  # by age, so by deadline
+
+    def probe(self, event: ProbeRequested) -> None:
+        entries = self._stock.index.entries(event.key_space)
+        self._stock.say(AnswerProbe(request_id=event.request_id, present=tuple([block in entries for block in event.hashes])))
+
+    def acquire(self, event: AcquireRequested, now: Nanos) -> None:
+        """Cost: O(blocks)."""
+        stock = self._stock
+        found = stock.index.leading_runs(event.key_space, event.blocks)
+        entries = list(dict.fromkeys(entry for entry in found if entry is not None))
+        granted = stock.leases.grant(event.key_space, entries, ttl=event.ttl, now=now) if entries else None
+        if granted is None:
+            nothing = AnswerAcquire(request_id=event.request_id, lease_id=LeaseId(0), ttl=Nanos(0), blocks=(None,) * len(event.blocks))
+            stock.say(nothing)
+            return
+        self._count_use(entries)
+        lease_id, ttl = granted
+        host, ssd = Tier.HOST, Tier.SSD
+        blocks = tuple(
+            [
+                None
+                if entry is None
+                else AcquiredBlock(entry.length, entry.checksum, host if entry.host is not None and entry.host.state is _READABLE else ssd)
+                for entry in found
+            ]
+        )
+        stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=blocks))
+
+    def _count_use(self, entries: list[Entry]) -> None:
+        stock = self._stock
+        stock.policy.used(entries)
+        most = stock.admission.counted_uses
+        for entry in entries:
+            if entry.uses < most:
+                entry.uses += 1
+                if entry.ssd is None and entry.readable_host and stock.admission.demotes(entry):
+                    stock.undemoted.setdefault(entry)
+
+    def read(self, event: ReadRequested, now: Nanos) -> None:
+        stock = self._stock
+        items: list[ReadItem] = []
+        held: list[tuple[Entry, Copy] | None] = []
+        from_ssd: list[Entry] = []
+        for block in event.hashes:
+            entry = stock.leases.entry(event.lease_id, event.key_space, block, now=now)
+            copy = None if entry is None else _serving_copy(entry)
+            if entry is None or copy is None:
+                items.append(ReadItem(ReadStatus.NOT_LEASED if entry is None else ReadStatus.IO_ERROR, None, 0))
+                held.append(None)
+                continue
+            copy.hold()
+            items.append(ReadItem(ReadStatus.OK, copy.extent, entry.checksum))
+            held.append((entry, copy))
+            if copy.tier is Tier.SSD:
+                from_ssd.append(entry)
+        operation = OperationId(0)
+        if any(held):
+            reading = _Reading(deadline=Nanos(now + stock.config.lease.max_read), held=held)
+
+            def on_outcomes(outcomes: tuple[ReadOutcome, ...]) -> None:
+                del self._readings[operation]
+                self._finish(reading, outcomes)
+
+            operation = stock.reads.start(on_outcomes)
+            self._readings[operation] = reading
+        stock.say(AnswerRead(request_id=event.request_id, operation=operation, items=tuple(items)))
+        for entry in from_ssd:
+            self._hit_on_ssd(entry)
+
+    def _finish(self, reading: _Reading, outcomes: tuple[ReadOutcome, ...]) -> None:
+        assert len(outcomes) == len(reading.held)
+        for hold, outcome in zip(reading.held, outcomes, strict=True):
+            if hold is None:
+                continue
+            entry, copy = hold
+            if outcome is ReadOutcome.CORRUPT:
+                self._stock.quarantine(entry, copy, "checksum")
+            elif outcome is ReadOutcome.IO_ERROR:
+                self._stock.quarantine(entry, copy, "io_error")
+            self._stock.unhold(entry, copy)
+
+    def renew(self, event: RenewRequested, now: Nanos) -> None:
+        ttl = self._stock.leases.renew(event.lease_id, ttl=event.ttl, now=now)
+        self._stock.say(AnswerRenew(request_id=event.request_id, ttl=ttl))
+
+    def release(self, event: ReleaseRequested, now: Nanos) -> None:
+        stock = self._stock
+        for block in event.corrupt_hashes:
+            leased = stock.leases.entry(event.lease_id, event.key_space, block, now=now)
+            entry = leased if leased is not None else stock.index.get(event.key_space, block)
+            if entry is not None:
+                for copy in entry.copies:
+                    if copy.state in _SERVES_LEASES:
+                        self._check_copy(entry, copy)
+        stock.unleased(stock.leases.release(event.lease_id, event.hashes or None))
+        stock.say(AnswerRelease(request_id=event.request_id))
+
+    def sweep(self, now: Nanos) -> None:
+        self._stock.end_expired_leases(now)
+        for operation, reading in self._readings.items():
+            if reading.deadline > now:
+                break
+            if not reading.cancelled:
+                reading.cancelled = True
+                self._stock.say(CancelRead(operation=operation))
+
+
+def _serving_copy(entry: Entry) -> Copy | None:
+    """The fastest copy that a lease may read."""
+    for copy in entry.copies:
+        if copy.state in _SERVES_LEASES:
+            return copy
+    return None

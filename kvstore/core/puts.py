@@ -1,0 +1,147 @@
+"""Puts: reserve -> bytes -> commit. A block is listed when its bytes were found to be what was announced, never before."""
+
+from __future__ import annotations
+
+from kvstore.core.copies import CopyEvent, CopyState
+from kvstore.core.events import (
+    AnswerCommit,
+    AnswerReserve,
+    CommitItem,
+    CommitRequested,
+    CommitStatus,
+    DiscardReservation,
+    NoteKind,
+    ReservationsAbandoned,
+    ReserveGrant,
+    ReserveItem,
+    ReserveRequested,
+    ReserveStatus,
+    VerifyExtent,
+    VerifyOutcome,
+)
+from kvstore.core.extent import round_up
+from kvstore.core.index import Entry
+from kvstore.core.manifest import MAX_NAMESPACE_BYTES
+from kvstore.core.reservation import Reservation
+from kvstore.core.stock import Stock
+from kvstore.ids import BlockHash, KeySpace, RequestId
+from kvstore.units import Nanos
+
+
+class _CommitBatch:
+    """One CommitRequested until its last verification."""
+
+    def __init__(self, request_id: RequestId, size: int) -> None:
+        self.request_id = request_id
+        self.statuses = [CommitStatus.EXPIRED] * size
+        self.verifying = 0
+
+
+class Puts:
+    def __init__(self, stock: Stock) -> None:
+        self._stock = stock
+        self.stopping = False
+
+    def reserve(self, event: ReserveRequested, now: Nanos) -> None:
+        self.sweep(now)
+        grants = tuple(self._reserve_one(event.key_space, item, now) for item in event.items)
+        self._stock.say(AnswerReserve(request_id=event.request_id, grants=grants))
+
+    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos) -> ReserveGrant:
+        stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
+        present = stock.index.get(key_space, item.block.hash)
+        if present is not None:
+            stock.policy.used((present,))
+            return ReserveGrant(ReserveStatus.EXISTS)
+        if (key_space, item.block.hash) in stock.reservations:
+            return ReserveGrant(ReserveStatus.PENDING)
+        if not length >= 0 or round_up(length) > stock.arena.capacity or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
+            return ReserveGrant(ReserveStatus.TOO_LARGE)
+        if not stock.quota.could_ever_fit(namespace, length):
+            return ReserveGrant(ReserveStatus.QUOTA)
+        if self.stopping:
+            return ReserveGrant(ReserveStatus.NO_ROOM)
+        if missing := stock.quota.missing(namespace, length):
+            stock.evict_of_namespace(namespace, missing)
+            if stock.quota.missing(namespace, length):
+                return ReserveGrant(ReserveStatus.QUOTA)
+        extent = stock.host_room(length, now=now)
+        if extent is None:
+            return ReserveGrant(ReserveStatus.NO_ROOM)
+        copy = stock.take_room(key_space, extent, CopyState.RESERVED)
+        reservation = stock.reservations.open(key_space, item.block, copy, now=now)
+        return ReserveGrant(ReserveStatus.GRANTED, reservation.token, extent)
+
+    def commit(self, event: CommitRequested, now: Nanos) -> None:
+        batch = _CommitBatch(event.request_id, len(event.items))
+        for at, item in enumerate(event.items):
+            self._commit_one(batch, at, item, now)
+        self._answer_if_done(batch)
+
+    def _commit_one(self, batch: _CommitBatch, at: int, item: CommitItem, now: Nanos) -> None:
+        stock = self._stock
+        reservation = stock.reservations.take_token(item.write_token, now=now)
+        if reservation is None:
+            return
+        if item.received_bytes < reservation.copy.length:
+            batch.statuses[at] = CommitStatus.INCOMPLETE
+            self._refuse(reservation)
+            return
+        reservation.copy.on(CopyEvent.COMMIT_ASKED)
+        batch.verifying += 1
+
+        def on_outcome(outcome: VerifyOutcome) -> None:
+            batch.statuses[at] = self._verified(reservation, item.checksum, outcome)
+            batch.verifying -= 1
+            self._answer_if_done(batch)
+
+        operation = stock.verifications.start(on_outcome)
+        stock.say(VerifyExtent(operation=operation, extent=reservation.copy.extent, checksum=item.checksum))
+
+    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> CommitStatus:
+        stock, copy = self._stock, reservation.copy
+        if reservation.doomed or outcome is not VerifyOutcome.OK:
+            self._refuse(reservation)
+            return CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM
+        stock.reservations.close(reservation)
+        copy.on(CopyEvent.VERIFIED)
+        entry = Entry(key_space=reservation.key_space, block=reservation.block, length=copy.length, checksum=checksum)
+        stock.add_copy(entry, copy)
+        stock.list_entry(entry)
+        stock.note(NoteKind.STORED, "put", entry, copy.tier)
+        return CommitStatus.STORED
+
+    def _answer_if_done(self, batch: _CommitBatch) -> None:
+        if batch.verifying == 0:
+            self._stock.say(AnswerCommit(request_id=batch.request_id, statuses=tuple(batch.statuses)))
+
+    def abandon(self, event: ReservationsAbandoned) -> None:
+        for token in event.write_tokens:
+            reservation = self._stock.reservations.named(token)
+            if reservation is not None:
+                self._discard(reservation)
+
+    def withdraw(self, key_space: KeySpace, block: BlockHash) -> bool:
+        """The block is deleted: a put under way must not bring it back. False: none was."""
+        reservation = self._stock.reservations.find(key_space, block)
+        if reservation is None:
+            return False
+        if reservation.copy.state is CopyState.VERIFYING:
+            reservation.doomed = True
+        else:
+            self._discard(reservation)
+        return True
+
+    def sweep(self, now: Nanos) -> None:
+        for reservation in self._stock.reservations.expired(now):
+            self._stock.note(NoteKind.RESERVATION_EXPIRED, "time", payload_bytes=reservation.copy.length)
+            self._discard(reservation)
+
+    def _discard(self, reservation: Reservation) -> None:
+        self._stock.say(DiscardReservation(write_token=reservation.token))
+        self._refuse(reservation)
+
+    def _refuse(self, reservation: Reservation) -> None:
+        self._stock.reservations.close(reservation)
+        reservation.copy.on(CopyEvent.REFUSED)
+        self._stock.give_back(reservation.key_space, reservation.copy)

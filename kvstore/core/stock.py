@@ -1,0 +1,355 @@
+"""Stock: everything a node has on its shelves, and the elementary moves that keep its parts in step.
+
+Index, arena, regions, leases, quota and eviction queues each know one thing; here a copy becomes listed, loses a hold, or gives its room
+back in all of them at once. Nothing else changes them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from kvstore.core.admission import Admission
+from kvstore.core.arena import Arena
+from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.events import (
+    CopyOutcome,
+    Instruction,
+    Note,
+    NoteKind,
+    ReadOutcome,
+    VerifyOutcome,
+)
+from kvstore.core.eviction import EvictionPolicy, LruPolicy
+from kvstore.core.extent import Extent, Tier
+from kvstore.core.index import Entry, Index
+from kvstore.core.lease import LeaseTable
+from kvstore.core.operations import OperationIds, Operations
+from kvstore.core.quota import QuotaLedger
+from kvstore.core.region import RegionTable
+from kvstore.core.reservation import ReservationTable
+from kvstore.core.store_config import StoreConfig
+from kvstore.ids import BlockHash, BootId, Generation, KeySpace, Namespace
+from kvstore.units import Nanos
+
+_READABLE = CopyState.READABLE
+
+
+class Stock:
+    def __init__(self, config: StoreConfig, *, boot_id: BootId, policy: EvictionPolicy | None = None) -> None:
+        self.config = config
+        first = first_identity(boot_id)
+        self.index = Index()
+        self.arena = Arena(tier=Tier.HOST, capacity=config.host_capacity)
+        self.regions: RegionTable | None = None
+        if config.ssd is not None:
+            self.regions = RegionTable(count=config.ssd.regions, region_bytes=config.ssd.region_bytes, nonce_seed=b"larder.nonce" + boot_id)
+        self.leases = LeaseTable(config.lease, first_id=first)
+        self.reservations = ReservationTable(timeout=config.reservation_timeout, first_token=first)
+        self.quota = QuotaLedger(config.quotas)
+        self.admission = Admission(config.admission)
+        self.policy = policy if policy is not None else LruPolicy()
+        self._twins = self.policy.queue(_is_spare_twin)
+        self._last_host_copies = self.policy.queue(_is_last_and_loose)
+        self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
+        self._scan_would_fail = False
+        ids = OperationIds(first=first)
+        self.verifications: Operations[VerifyOutcome] = Operations(ids)
+        self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
+        self.moves: Operations[CopyOutcome] = Operations(ids)
+        self.region_writes: Operations[bool] = Operations(ids)
+        self.undemoted: dict[Entry, None] = {}
+        """Host copies without one on SSD, in the order they came: parents before children."""
+        self.doomed_moves: set[int] = set()
+        """Moves whose block was unlisted meanwhile."""
+        self.copies: Counter[Tier] = Counter()
+        """Listed and unfreed copies by tier."""
+        self.counters: Counter[str] = Counter()
+        """Notes so far, by "kind:reason"."""
+        self.spoiled: list[tuple[KeySpace, BlockHash]] = []
+        """Keys whose bad record on SSD is still to be erased, so that no restart lists it again."""
+        self.last_ssd_generation = 0
+        self.now = Nanos(0)
+        """Of the event being handled."""
+        self.out: list[Instruction] = []
+
+    # --- saying -------------------------------------------------------------------------------------------------------------------------
+
+    def say(self, instruction: Instruction) -> None:
+        self.out.append(instruction)
+
+    def note(self, kind: NoteKind, reason: str, entry: Entry | None = None, tier: Tier | None = None, payload_bytes: int = 0) -> None:
+        self.counters[f"{kind}:{reason}"] += 1
+        if entry is None:
+            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=payload_bytes))
+        else:
+            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=entry.length, key_space=entry.key_space, block=entry.block))
+
+    # --- listing ------------------------------------------------------------------------------------------------------------------------
+
+    def list_entry(self, entry: Entry, *, used: bool = True) -> None:
+        """The entry has its first READABLE copy."""
+        self.index.add(entry)
+        if used:
+            self.policy.used((entry,))
+        self.offer(entry)
+
+    def unlist(self, entry: Entry) -> None:
+        """Nobody finds the block from now on. Its copies stay for leases and holds, then give their room back."""
+        childless = self.index.remove(entry)
+        if entry.move is not None:
+            self.doomed_moves.add(entry.move)
+        for copy in entry.copies:
+            if copy.state is _READABLE:
+                self._leave_readable(entry, copy, CopyEvent.UNLISTED)
+        self.free_if_loose(entry)
+        if childless is not None:
+            self.offer(childless)
+
+    def add_copy(self, entry: Entry, copy: Copy) -> None:
+        """The copy is READABLE and the entry's one in its tier."""
+        assert copy.state is _READABLE
+        if copy.tier is Tier.HOST:
+            assert entry.host is None
+            entry.host = copy
+            if not entry.readable_ssd:
+                self.undemoted[entry] = None
+        else:
+            assert entry.ssd is None
+            assert self.regions is not None
+            entry.ssd = copy
+            self.regions.add_live(copy, entry)
+            self.undemoted.pop(entry, None)
+
+    def replace_ssd_copy(self, entry: Entry, copy: Copy) -> Copy:
+        """The block has been moved on the SSD: the new copy serves from now on; gives the old one, RECLAIMING."""
+        old = entry.ssd
+        assert old is not None
+        entry.ssd = None
+        self._leave_readable(entry, old, CopyEvent.UNLISTED)
+        self.add_copy(entry, copy)
+        return old
+
+    def quarantine(self, entry: Entry, copy: Copy, reason: str) -> None:
+        """The copy was found bad. The block is unlisted if that was its last readable one."""
+        if copy.state is _READABLE:
+            self._leave_readable(entry, copy, CopyEvent.FOUND_BAD)
+        elif copy.state is CopyState.RECLAIMING:
+            copy.on(CopyEvent.FOUND_BAD)
+        else:
+            return
+        self.note(NoteKind.QUARANTINED, reason, entry, copy.tier)
+        if copy.tier is Tier.SSD:
+            self.spoiled.append((entry.key_space, entry.hash))
+        if entry.listed and not entry.readable:
+            self.unlist(entry)
+        elif entry.listed and entry.readable_host:
+            self.undemoted[entry] = None
+        self.free_if_loose(entry)
+        self.offer(entry)
+
+    def _leave_readable(self, entry: Entry, copy: Copy, event: CopyEvent) -> None:
+        copy.on(event)
+        if copy.tier is Tier.SSD:
+            assert self.regions is not None
+            self.regions.remove_live(copy)
+        else:
+            self.undemoted.pop(entry, None)
+
+    # --- holds, leases, room ------------------------------------------------------------------------------------------------------------
+
+    def unhold(self, entry: Entry, copy: Copy) -> None:
+        copy.unhold()
+        if copy is entry.host or copy is entry.ssd:
+            self.free_if_loose(entry)
+            self.offer(entry)
+        elif copy.holds == 0:
+            self._free_after_life(entry, copy)
+
+    def unleased(self, entries: Iterable[Entry]) -> None:
+        """No lease covers these any more."""
+        for entry in entries:
+            if entry.listed:
+                self.offer(entry)
+            self.free_if_loose(entry)
+
+    def free_if_loose(self, entry: Entry) -> None:
+        """Gives back the room of the entry's unreadable copies that nobody leases or holds."""
+        if entry.leases:
+            return
+        for copy in entry.copies:
+            if copy.holds == 0 and copy.state in (CopyState.RECLAIMING, CopyState.QUARANTINED):
+                if copy.tier is Tier.HOST:
+                    entry.host = None
+                else:
+                    entry.ssd = None
+                self._free_after_life(entry, copy)
+
+    def free_replaced(self, entry: Entry, copy: Copy) -> None:
+        """The copy is not the entry's any more: leases are served from the new one, only holds count."""
+        if copy.holds == 0:
+            self._free_after_life(entry, copy)
+
+    def _free_after_life(self, entry: Entry, copy: Copy) -> None:
+        copy.on(CopyEvent.LAST_HOLD_GONE)
+        self.give_back(entry.key_space, copy)
+
+    def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState) -> Copy:
+        """A copy in room that was just allocated."""
+        self.quota.charge(key_space.namespace, extent.length)
+        self.copies[extent.tier] += 1
+        return Copy(extent, state)
+
+    def give_back(self, key_space: KeySpace, copy: Copy) -> None:
+        """The copy, FREE now, returns its room."""
+        assert copy.state is CopyState.FREE
+        self.quota.refund(key_space.namespace, copy.length)
+        self.copies[copy.tier] -= 1
+        if copy.tier is Tier.HOST:
+            self.arena.free(offset=copy.offset, length=copy.length, generation=copy.generation)
+        else:
+            assert self.regions is not None
+            self.regions.freed(copy.region)
+
+    def next_ssd_generation(self) -> Generation:
+        self.last_ssd_generation += 1
+        return Generation(self.last_ssd_generation)
+
+    # --- eviction -----------------------------------------------------------------------------------------------------------------------
+
+    def offer(self, entry: Entry) -> None:
+        """Puts the entry into each eviction queue that it may leave from now."""
+        if not entry.listed or entry.leases:
+            return
+        self._scan_would_fail = False
+        if _is_spare_twin(entry):
+            self._twins.offer(entry)
+        elif _is_last_and_loose(entry):
+            self._last_host_copies.offer(entry)
+        if _is_loose_on_ssd(entry):
+            self._ssd_copies.offer(entry)
+
+    def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
+        """Forgets one loose READABLE copy; the block too if it was the last."""
+        copy = entry.host if tier is Tier.HOST else entry.ssd
+        assert copy is not None
+        assert entry.leases == 0
+        assert copy.holds == 0
+        self.note(NoteKind.EVICTED, reason, entry, tier)
+        queues = (self._twins, self._last_host_copies) if tier is Tier.HOST else (self._ssd_copies,)
+        other = entry.ssd if tier is Tier.HOST else entry.host
+        if other is None or other.state is not _READABLE:
+            self.unlist(entry)
+        else:
+            self._leave_readable(entry, copy, CopyEvent.UNLISTED)
+            self.free_if_loose(entry)
+            self.offer(entry)
+        for queue in queues:
+            queue.discard(entry)
+
+    def host_room(self, length: int, *, now: Nanos) -> Extent | None:
+        """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
+        from any last copy that nobody leases or reads: progress goes before order."""
+        self.end_expired_leases(now)
+        extent = self.spare_host_room(length)
+        while extent is None:
+            victim = self._last_host_copies.take()
+            if victim is None:
+                if not self._evict_out_of_order(length):
+                    return None
+            else:
+                self.evict(victim, Tier.HOST, "room")
+            extent = self.arena.allocate(length)
+        return extent
+
+    def spare_host_room(self, length: int) -> Extent | None:
+        """Room in the host tier that costs no block its last copy."""
+        extent = self.arena.allocate(length)
+        while extent is None:
+            victim = self._twins.take()
+            if victim is None:
+                return None
+            self.evict(victim, Tier.HOST, "room")
+            extent = self.arena.allocate(length)
+        return extent
+
+    def _evict_out_of_order(self, length: int) -> bool:
+        """Heads whose children are leased, or on SSD only, are no candidates of the queues. Frees a few lengths at once, for the scan is
+        O(blocks); when it fails it is not tried again before something has become loose."""
+        if self._scan_would_fail:
+            return False
+        loose = [entry for entry in self.index if _is_loose_in_host(entry)]
+        loose.sort(key=lambda entry: entry.last_used)
+        freed = 0
+        for entry in loose:
+            if freed >= 4 * length:
+                break
+            if _is_loose_in_host(entry) and entry.listed:
+                freed += entry.length
+                self.evict(entry, Tier.HOST, "room_out_of_order")
+        self._scan_would_fail = freed == 0
+        return freed > 0
+
+    def evict_from_ssd(self) -> bool:
+        """Forgets the coldest SSD copy that may go. False: there is none."""
+        victim = self._ssd_copies.take()
+        if victim is not None:
+            self.evict(victim, Tier.SSD, "room")
+        return victim is not None
+
+    def evict_of_namespace(self, namespace: Namespace, wanted: int) -> None:
+        """Makes the namespace give back `wanted` bytes, its coldest copies first, and a sixteenth of what it has at least: the scan is
+        O(its blocks)."""
+        wanted = max(wanted, self.quota.used(namespace) // 16)
+        entries = [
+            entry
+            for key_space in self.index.key_spaces()
+            if key_space.namespace == namespace
+            for entry in self.index.entries(key_space).values()
+        ]
+        entries.sort(key=lambda entry: entry.last_used)
+        before = self.quota.used(namespace)
+        for entry in entries:
+            for tier in entry.tiers:
+                if before - self.quota.used(namespace) >= wanted:
+                    return
+                if is_loose(entry, tier):
+                    self.evict(entry, tier, "quota")
+
+    def end_expired_leases(self, now: Nanos) -> None:
+        ended, entries = self.leases.expire(now)
+        for _ in range(ended):
+            self.note(NoteKind.LEASE_EXPIRED, "time")
+        self.unleased(entries)
+
+    @property
+    def ssd_used(self) -> int:
+        return 0 if self.regions is None else self.regions.live_bytes
+
+
+def first_identity(boot_id: BootId) -> int:
+    """Start of the lease ids, write tokens and operation ids of this boot, so that one of an earlier boot matches nothing. 40 bits of the
+    boot id above 24 bits of room to the next boot's start; never 0, below 2^63."""
+    return (int.from_bytes(boot_id[:5], "little") >> 1 << 24) + 1
+
+
+def is_loose(entry: Entry, tier: Tier) -> bool:
+    """Has a READABLE copy there that nobody leases or holds."""
+    copy = entry.host if tier is Tier.HOST else entry.ssd
+    return copy is not None and copy.state is _READABLE and copy.holds == 0 and entry.leases == 0
+
+
+def _is_loose_in_host(entry: Entry) -> bool:
+    return is_loose(entry, Tier.HOST)
+
+
+def _is_spare_twin(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.HOST) and entry.readable_ssd
+
+
+def _is_last_and_loose(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd and entry.children == 0
+
+
+def _is_loose_on_ssd(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.SSD) and (entry.children == 0 or entry.readable_host)

@@ -1,0 +1,57 @@
+"""What a store state is built with. Relations between the numbers are checked here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvstore.core.admission import AdmissionConfig
+from kvstore.core.extent import ALIGNMENT
+from kvstore.core.lease import LeaseConfig
+from kvstore.errors import ConfigError
+from kvstore.ids import Namespace
+from kvstore.units import GIB, MIB, Bytes, Nanos, seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SsdConfig:
+    capacity: Bytes = Bytes(GIB)
+    """Of all region files together; what does not fill a region is not used."""
+    region_bytes: Bytes = Bytes(64 * MIB)
+    demote_above: float = 0.5
+    """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    max_moves: int = 8
+    """Demotions, promotions and relocations under way at a time."""
+    min_dead_share: float = 0.15
+    """A region is reclaimed when this share of it is dead. Bounds the bytes moved per byte gained to 1 / share - 1."""
+    retry_after: Nanos = seconds(10)
+    """Pause of all writes after one failed."""
+
+    def __post_init__(self) -> None:
+        if self.region_bytes % ALIGNMENT or self.region_bytes < 16 * ALIGNMENT:
+            raise ConfigError(f"ssd: region_bytes must be a multiple of {ALIGNMENT} and at least {16 * ALIGNMENT}, not {self.region_bytes}")
+        if self.regions < 3:
+            raise ConfigError(f"ssd: capacity must hold at least 3 regions of {self.region_bytes} bytes, not {self.capacity} bytes")
+        if not (0 <= self.demote_above <= 1 and 0 < self.min_dead_share < 1 and self.max_moves >= 1 and self.retry_after > 0):
+            raise ConfigError(f"ssd: shares must be from 0 to 1, max_moves and retry_after above 0: {self}")
+
+    @property
+    def regions(self) -> int:
+        return self.capacity // self.region_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    host_capacity: Bytes = Bytes(256 * MIB)
+    ssd: SsdConfig | None = None
+    lease: LeaseConfig = field(default_factory=LeaseConfig)
+    admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    reservation_timeout: Nanos = seconds(30)
+    quotas: Mapping[Namespace, Bytes] = field(default_factory=dict)
+    """Bytes of copies a namespace may have; not named: no limit."""
+
+    def __post_init__(self) -> None:
+        if self.host_capacity < ALIGNMENT:
+            raise ConfigError(f"host_capacity must be at least {ALIGNMENT} bytes, not {self.host_capacity}")
+        if self.reservation_timeout <= 0:
+            raise ConfigError("reservation_timeout must be above 0")

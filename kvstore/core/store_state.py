@@ -1,0 +1,189 @@
+"""StoreState: one node's whole state, as a function of the events so far. Decides everything, does nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvstore.core.events import (
+    AcquireRequested,
+    AnswerList,
+    AnswerLocate,
+    AnswerStop,
+    BlockPlace,
+    CommitRequested,
+    DeleteRequested,
+    Event,
+    EvictRequested,
+    ExtentCopied,
+    ExtentVerified,
+    Instruction,
+    ListRequested,
+    LocateRequested,
+    OwnedBlock,
+    ProbeRequested,
+    ReadFinished,
+    ReadRequested,
+    RegionsRecovered,
+    RegionWritten,
+    ReleaseRequested,
+    RenewRequested,
+    ReservationsAbandoned,
+    ReserveRequested,
+    StopRequested,
+    Tick,
+    VerifyRequested,
+)
+from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.extent import Tier
+from kvstore.core.gets import Gets
+from kvstore.core.index import Entry
+from kvstore.core.puts import Puts
+from kvstore.core.removals import Removals
+from kvstore.core.scrubs import Scrubs
+from kvstore.core.stock import Stock
+from kvstore.core.store_config import StoreConfig
+from kvstore.core.tiering import Tiering
+from kvstore.ids import BootId
+from kvstore.units import Bytes, Nanos
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierUsage:
+    tier: Tier
+    capacity: Bytes
+    used: Bytes
+    """Room taken by copies of any state; on SSD by those that count."""
+    copies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreStatus:
+    tiers: tuple[TierUsage, ...]
+    """Of the configured tiers, fastest first."""
+    blocks: int
+    leases: int
+    reservations: int
+    operations: int
+    """I/O under way."""
+    counters: Mapping[str, int]
+    """Notes so far, by "kind:reason"."""
+
+
+class StoreState:
+    """Feed it every event, in order, from one thread; carry out what it says.
+
+    Deterministic: the same configuration, boot id and events give the same instructions.
+    """
+
+    def __init__(self, config: StoreConfig, *, boot_id: BootId, policy: EvictionPolicy | None = None) -> None:
+        stock = Stock(config, boot_id=boot_id, policy=policy)
+        self._stock = stock
+        self._tiering = None
+        if config.ssd is not None and stock.regions is not None:
+            self._tiering = Tiering(stock, config.ssd, stock.regions)
+        self._puts = Puts(stock)
+        self._scrubs = Scrubs(stock)
+        self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd)
+        self._removals = Removals(stock, self._puts, self._tiering)
+
+    def handle(self, event: Event, now: Nanos) -> list[Instruction]:
+        """`now` never goes back."""
+        stock = self._stock
+        assert now >= stock.now
+        stock.now = now
+        self._dispatch(event, now)
+        if self._tiering is not None:
+            self._tiering.pump(now)
+        out, stock.out = stock.out, []
+        return out
+
+    def _dispatch(self, event: Event, now: Nanos) -> None:
+        match event:
+            case ReserveRequested():
+                self._puts.reserve(event, now)
+            case CommitRequested():
+                self._puts.commit(event, now)
+            case ExtentVerified():
+                self._stock.verifications.finish(event.operation, event.outcome)
+            case AcquireRequested():
+                self._gets.acquire(event, now)
+            case ReadRequested():
+                self._gets.read(event, now)
+            case ReadFinished():
+                self._stock.reads.finish(event.operation, event.outcomes)
+            case ReleaseRequested():
+                self._gets.release(event, now)
+            case RenewRequested():
+                self._gets.renew(event, now)
+            case ProbeRequested():
+                self._gets.probe(event)
+            case ExtentCopied():
+                self._stock.moves.finish(event.operation, event.outcome)
+            case RegionWritten():
+                self._stock.region_writes.finish(event.operation, event.ok)
+            case ReservationsAbandoned():
+                self._puts.abandon(event)
+            case DeleteRequested():
+                self._removals.delete(event)
+            case EvictRequested():
+                self._removals.evict(event)
+            case VerifyRequested():
+                self._scrubs.verify(event)
+            case LocateRequested():
+                self._locate(event)
+            case ListRequested():
+                self._list(event)
+            case RegionsRecovered():
+                assert self._tiering is not None
+                self._tiering.recover(event)
+            case Tick():
+                self._puts.sweep(now)
+                self._gets.sweep(now)
+            case StopRequested():
+                self._puts.stopping = True
+                if self._tiering is None:
+                    self._stock.say(AnswerStop(request_id=event.request_id))
+                else:
+                    self._tiering.stop(event.request_id)
+
+    def status(self) -> StoreStatus:
+        """Cost: O(counters)."""
+        stock = self._stock
+        tiers = [
+            TierUsage(tier=Tier.HOST, capacity=Bytes(stock.arena.capacity), used=Bytes(stock.arena.used), copies=stock.copies[Tier.HOST])
+        ]
+        if stock.regions is not None:
+            capacity = Bytes(len(stock.regions) * stock.regions.region_bytes)
+            tiers.append(TierUsage(tier=Tier.SSD, capacity=capacity, used=Bytes(stock.regions.live_bytes), copies=stock.copies[Tier.SSD]))
+        operations = (stock.verifications, stock.reads, stock.moves, stock.region_writes)
+        return StoreStatus(
+            tiers=tuple(tiers),
+            blocks=len(stock.index),
+            leases=len(stock.leases),
+            reservations=len(stock.reservations),
+            operations=sum(len(kind) for kind in operations),
+            counters=dict(stock.counters),
+        )
+
+    def _hit_on_ssd(self, entry: Entry) -> None:
+        if self._tiering is not None:
+            self._tiering.hit(entry)
+
+    def _locate(self, event: LocateRequested) -> None:
+        places = []
+        for block in event.hashes:
+            entry = self._stock.index.get(event.key_space, block)
+            places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
+        self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
+
+    def _list(self, event: ListRequested) -> None:
+        index = self._stock.index
+        blocks = tuple(
+            (
+                key_space,
+                tuple(OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers) for entry in index.entries(key_space).values()),
+            )
+            for key_space in index.key_spaces()
+        )
+        self._stock.say(AnswerList(request_id=event.request_id, blocks=blocks))

@@ -1,0 +1,290 @@
+"""Tiering: demotion to the SSD, promotion back, and the turning of regions. Write-back: a put never waits for the disk.
+
+All work here is started by `pump`, after every event, within bounds: so many moves under way, none while the disk is being left alone after
+a failed write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.events import (
+    AnswerStop,
+    CopyExtent,
+    CopyOutcome,
+    CopyReason,
+    NoteKind,
+    OperationId,
+    RegionsRecovered,
+)
+from kvstore.core.extent import Extent, Tier
+from kvstore.core.index import Entry
+from kvstore.core.manifest import HEADER_BYTES, encode_record_header
+from kvstore.core.recovered import newest_records, region_header
+from kvstore.core.region import Region, RegionState, RegionTable, record_of
+from kvstore.core.region_writer import RegionWriter
+from kvstore.core.stock import Stock
+from kvstore.core.store_config import SsdConfig
+from kvstore.ids import BlockHash, Generation, KeySpace, RequestId
+from kvstore.units import Nanos
+
+Erased = Callable[[bool], None]
+
+_DONE_NOTES = {
+    CopyReason.DEMOTE: NoteKind.DEMOTED,
+    CopyReason.PROMOTE: NoteKind.PROMOTED,
+    CopyReason.RELOCATE: NoteKind.RELOCATED,
+}
+_EVICTIONS_PER_PUMP = 256
+"""So that one event never stalls the others for long: some milliseconds."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Move:
+    entry: Entry
+    source: Copy
+    target: Copy
+    reason: CopyReason
+    erased: list[Erased] = field(default_factory=list)
+    """Deletes that wait until the record being written is erased again."""
+
+    def tell_erased(self, ok: bool) -> None:
+        for erased in self.erased:
+            erased(ok)
+
+
+class Tiering:
+    def __init__(self, stock: Stock, config: SsdConfig, regions: RegionTable) -> None:
+        self._stock = stock
+        self._config = config
+        self._regions = regions
+        self._writer = RegionWriter(stock, config, regions)
+        self._moves: dict[OperationId, _Move] = {}
+        self._emptying: Region | None = None
+        self._ready = False
+        self._stop: RequestId | None = None
+        self._demote_from = int(config.demote_above * stock.arena.capacity)
+
+    # --- the doors ----------------------------------------------------------------------------------------------------------------------
+
+    def recover(self, event: RegionsRecovered) -> None:
+        stock, regions = self._stock, self._regions
+        assert not self._ready
+        assert not len(stock.index)
+        self._ready = True
+        for found in event.regions:
+            end = max((record.offset + HEADER_BYTES + record.length for record in found.records), default=HEADER_BYTES)
+            cursor = min(end, regions.region_bytes) if found.sealed else regions.region_bytes
+            regions.recover(region_header(found, region_bytes=regions.region_bytes), cursor=cursor, footer_stale=not found.sealed)
+        live, superseded = newest_records(event.regions)
+        for number, record in superseded:
+            regions.add_dead(record, region=number)
+        for number, record in live:
+            extent = Extent(Tier.SSD, number, record.offset, record.length, Generation(record.generation))
+            stock.last_ssd_generation = max(stock.last_ssd_generation, record.generation)
+            entry = Entry(key_space=record.key_space, block=record.block, length=record.length, checksum=record.checksum)
+            regions[number].unfreed += 1
+            stock.add_copy(entry, stock.take_room(record.key_space, extent, CopyState.READABLE))
+            stock.list_entry(entry)
+        stock.note(NoteKind.RECOVERED, "restart", tier=Tier.SSD, payload_bytes=sum(record.length for _, record in live))
+
+    def stop(self, request_id: RequestId) -> None:
+        """From now on everything in the host tier is worth demoting, hottest first. Heads are hotter than what follows them."""
+        self._stop = request_id
+        hottest_first = sorted(self._stock.undemoted, key=lambda entry: -entry.last_used)
+        self._stock.undemoted = dict.fromkeys(hottest_first)
+
+    def hit(self, entry: Entry) -> None:
+        """A lease reads the block from SSD. Promotes it if it has earned that and room costs no block its last copy."""
+        stock = self._stock
+        if (
+            self._stop is not None
+            or not entry.listed
+            or entry.host is not None
+            or entry.ssd is None
+            or entry.move is not None
+            or len(self._moves) >= self._config.max_moves
+            or not stock.admission.promotes(entry)
+            or stock.quota.missing(entry.key_space.namespace, entry.length)
+        ):
+            return
+        extent = stock.spare_host_room(entry.length)
+        if extent is not None:
+            self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
+
+    def erase(self, key_space: KeySpace, block: BlockHash, move: OperationId | None, erased: Erased) -> int:
+        """Voids every record of an unlisted block on the medium, also the one that `move` may be writing. Gives how many times `erased`
+        will be called."""
+        dead = self._regions.take_dead(key_space, block)
+        for region, record in dead:
+            self._writer.erase(region, record, erased)
+        moving = None if move is None else self._moves.get(move)
+        if moving is None or moving.target.tier is not Tier.SSD:
+            return len(dead)
+        moving.erased.append(erased)
+        return len(dead) + 1
+
+    # --- the pump -----------------------------------------------------------------------------------------------------------------------
+
+    def pump(self, now: Nanos) -> None:
+        """Starts what may start now."""
+        stock = self._stock
+        while stock.spoiled:
+            key_space, block = stock.spoiled.pop()
+            self.erase(key_space, block, None, lambda ok: None)
+        if not self._ready or now < self._writer.paused_until:
+            return
+        self._writer.step_changed()
+        if self._emptying is not None and self._emptying.state is not RegionState.EMPTYING:
+            self._emptying = None
+        if self._emptying is not None:
+            self._relocate(self._emptying)
+        self._demote()
+        self._writer.step_changed()
+        if self._stop is not None and not self._moves and not stock.undemoted and self._writer.quiet():
+            stock.say(AnswerStop(request_id=self._stop))
+            self._stop = None
+
+    def _demote(self) -> None:
+        stock = self._stock
+        while stock.undemoted and len(self._moves) < self._config.max_moves:
+            if self._stop is None and stock.arena.used <= self._demote_from:
+                return
+            entry = next(iter(stock.undemoted))
+            if not self._worth_demoting(entry):
+                del stock.undemoted[entry]
+                continue
+            if not self._has_room(entry, last_resort=False):
+                return
+            del stock.undemoted[entry]
+            assert entry.host is not None
+            self._start(entry, entry.host, self._record_room(entry), CopyReason.DEMOTE)
+        if self._stop is not None and not stock.undemoted and not self._moves:
+            self._regions.fill()
+
+    def _worth_demoting(self, entry: Entry) -> bool:
+        return (
+            entry.listed
+            and entry.readable_host
+            and entry.ssd is None
+            and entry.move is None
+            and self._stock.admission.demotes(entry)
+            and self._regions.fits_a_region(entry.key_space, entry.length)
+            and not self._stock.quota.missing(entry.key_space.namespace, entry.length)
+        )
+
+    def _has_room(self, entry: Entry, *, last_resort: bool) -> bool:
+        """For a record in the open region. If not, does the next step towards it: fill, open, reclaim. The last free region, also when it
+        is the open one, is for relocations alone: they end in a free region more."""
+        regions = self._regions
+        if regions.has_room(entry.key_space, entry.length):
+            if last_resort or regions.free_regions:
+                return True
+        else:
+            regions.fill()
+            opening = regions.choose_to_open(last_resort=last_resort)
+            if opening is not None:
+                self._writer.open(opening)
+        if not last_resort and self._emptying is None and (regions.open is None or not regions.free_regions):
+            self._reclaim()
+        return False
+
+    def _record_room(self, entry: Entry) -> Extent:
+        return self._regions.allocate(entry.key_space, entry.length, generation=self._stock.next_ssd_generation())
+
+    def _reclaim(self) -> None:
+        """Chooses a region to empty, after evicting enough of the coldest that emptying one gains room."""
+        share = self._config.min_dead_share
+        self._emptying = self._regions.choose_victim(min_dead_share=share)
+        left = _EVICTIONS_PER_PUMP
+        while self._emptying is None and left > 0:
+            for _ in range(8):
+                left -= 1
+                if not self._stock.evict_from_ssd():
+                    left = 0
+                    break
+            self._emptying = self._regions.choose_victim(min_dead_share=share)
+
+    def _relocate(self, region: Region) -> None:
+        """Moves what lives out of the region. Leases do not hinder it: they are served from the new copy, and reads under way hold the
+        old one."""
+        for copy, entry in list(region.live.items()):
+            if len(self._moves) >= self._config.max_moves:
+                return
+            if entry.move is not None:
+                continue
+            if self._has_room(entry, last_resort=True):
+                self._start(entry, copy, self._record_room(entry), CopyReason.RELOCATE)
+            elif self._regions.open is None:
+                if copy.holds == 0 and entry.leases == 0:
+                    self._stock.evict(entry, Tier.SSD, "no_room_to_relocate")
+            else:
+                return
+
+    # --- one move -----------------------------------------------------------------------------------------------------------------------
+
+    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason) -> None:
+        source.hold()
+        target = self._stock.take_room(entry.key_space, extent, CopyState.WRITING)
+        move = _Move(entry=entry, source=source, target=target, reason=reason)
+        operation = self._stock.moves.start(lambda outcome: self._finish(operation, outcome))
+        self._moves[operation] = move
+        entry.move = operation
+        header = b""
+        if target.tier is Tier.SSD:
+            region = self._regions[target.region].header
+            assert region is not None
+            header = encode_record_header(record_of(entry, target), nonce=region.nonce)
+        self._stock.say(
+            CopyExtent(
+                operation=operation,
+                reason=reason,
+                source=source.extent,
+                target=extent,
+                checksum=entry.checksum,
+                header=header,
+            )
+        )
+
+    def _finish(self, operation: OperationId, outcome: CopyOutcome) -> None:
+        stock, move = self._stock, self._moves.pop(operation)
+        entry, source, target = move.entry, move.source, move.target
+        entry.move = None
+        doomed = operation in stock.doomed_moves
+        stock.doomed_moves.discard(operation)
+        if target.tier is Tier.SSD:
+            self._regions.write_ended(target)
+        replaces = move.reason is CopyReason.RELOCATE
+        if outcome is CopyOutcome.OK and not doomed and not (replaces and source.state is not CopyState.READABLE):
+            target.on(CopyEvent.FILLED)
+            if replaces:
+                stock.replace_ssd_copy(entry, target)
+            else:
+                stock.add_copy(entry, target)
+            stock.note(_DONE_NOTES[move.reason], "done", entry, target.tier)
+        else:
+            self._undo(move, outcome)
+        if outcome is CopyOutcome.SOURCE_CORRUPT:
+            stock.quarantine(entry, source, "checksum")
+        elif outcome is CopyOutcome.SOURCE_FAILED:
+            stock.quarantine(entry, source, "io_error")
+        stock.unhold(entry, source)
+
+    def _undo(self, move: _Move, outcome: CopyOutcome) -> None:
+        stock, entry, target = self._stock, move.entry, move.target
+        target.on(CopyEvent.FILL_FAILED)
+        if outcome is not CopyOutcome.OK:
+            stock.note(NoteKind.COPY_FAILED, outcome, entry, target.tier)
+        if target.tier is Tier.SSD:
+            record = record_of(entry, target)
+            if move.erased:
+                self._writer.erase(self._regions[target.region], record, move.tell_erased)
+            else:
+                self._regions.add_dead(record, region=target.region)
+            if outcome is CopyOutcome.TARGET_FAILED:
+                self._writer.pause()
+                if move.reason is CopyReason.DEMOTE and entry.listed and entry.readable_host:
+                    stock.undemoted[entry] = None
+        stock.give_back(entry.key_space, target)
