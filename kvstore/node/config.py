@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvstore.core.lease import LeaseConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig
 from kvstore.errors import ConfigError
+from kvstore.ids import Namespace
 from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 MAX_SSD_THREADS = 64
+_MAX_LEASE_TTL = seconds(60)
+"""What a reader gets at most, unless the default is longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,10 +25,13 @@ class NodeConfig:
     node_id: str = "store"
     """Name of this member, stable over restarts. Unique in the cluster."""
     host: str = "127.0.0.1"
+    """Address it listens on, and by which the others reach it."""
     port: int = 0
     """0: a free one."""
     metrics_port: int = 0
+    """Where Prometheus finds /metrics; 0: a free one."""
     redis_url: str = "redis://127.0.0.1:6379/0"
+    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet."""
     zone: str = "zone-a"
     """Replicas of a stripe go to different zones when there are enough of them."""
     weight: float = 1.0
@@ -30,28 +39,35 @@ class NodeConfig:
     replicas: int = 2
     """How many nodes hold each stripe. The same in the whole cluster; repair goes by it."""
     log_level: str = "info"
+    """debug, info, warning or error; to stderr."""
 
     host_capacity: Bytes = Bytes(256 * MIB)
+    """Of the shared-memory arena."""
     ssd_path: Path | None = None
     """Folder of this node alone, made when missing. Not set: no SSD tier, a restart starts empty."""
     ssd_capacity: Bytes = Bytes(GIB)
+    """Of all region files together."""
     region_bytes: Bytes = Bytes(64 * MIB)
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
+    demote_above: float = 0.5
+    """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
     ssd_threads: int = 4
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
+    quotas: Mapping[str, Bytes] = field(default_factory=dict)
+    """Bytes of copies a namespace may have here; not named: no limit."""
 
     lease_ttl: Nanos = seconds(10)
-    """Of a reader that asks for none, and the most that it gets."""
+    """Of a reader that asks for none."""
     reservation_ttl: Nanos = seconds(30)
     """A put that is not committed by then is discarded."""
     read_deadline: Nanos = seconds(20)
-    """A reader that has not taken a payload by then is cut off, so that its extent can be reused."""
+    """A read that is not done by then is cut off, so that its extents can be reused."""
     tick_every: Nanos = milliseconds(100)
     """Period of the sweep of leases, reservations and reads."""
     drain_deadline: Nanos = seconds(10)
     """How long a stopping node goes on demoting hot copies to SSD."""
 
-    registry: RegistryConfig = RegistryConfig()
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -76,9 +92,22 @@ class NodeConfig:
             raise ConfigError(f"weight must be above 0: {self.weight}")
         if not 1 <= self.ssd_threads <= MAX_SSD_THREADS:
             raise ConfigError(f"ssd_threads must be 1 to {MAX_SSD_THREADS}: {self.ssd_threads}")
-        if self.ssd_path is not None and self.region_bytes * 2 > self.ssd_capacity:
-            raise ConfigError(
-                f"ssd_capacity ({self.ssd_capacity} bytes) must hold at least two regions of region_bytes ({self.region_bytes} bytes)"
-            )
+        if self.tick_every > seconds(1):
+            raise ConfigError(f"tick_every must be at most 1 s: {self.tick_every} ns")
+        if self.drain_deadline < 0:
+            raise ConfigError(f"drain_deadline must not be negative: {self.drain_deadline}")
         if self.tick_every * 3 > min(self.lease_ttl, self.reservation_ttl):
             raise ConfigError(f"tick_every ({self.tick_every} ns) must be at most a third of lease_ttl and reservation_ttl")
+        self.store_config()
+
+    def store_config(self) -> StoreConfig:
+        """The part that the core is built with; it checks the relations between its own keys. Raises ConfigError."""
+        ssd = SsdConfig(capacity=self.ssd_capacity, region_bytes=self.region_bytes, demote_above=self.demote_above)
+        max_ttl = max(self.lease_ttl, _MAX_LEASE_TTL)
+        return StoreConfig(
+            host_capacity=self.host_capacity,
+            ssd=None if self.ssd_path is None else ssd,
+            lease=LeaseConfig(ttl=self.lease_ttl, max_ttl=max_ttl, max_lifetime=Nanos(15 * max_ttl), max_read=self.read_deadline),
+            reservation_timeout=self.reservation_ttl,
+            quotas={Namespace(name): limit for name, limit in self.quotas.items()},
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -37,8 +37,9 @@ class NodeMetrics:
             "larder_store_notes_total", "What happened to copies, by kind and reason.", ["kind", "reason"], registry=registry
         )
 
-    def tier_bytes(self, tier: Tier, used: int) -> None:
-        self._tier_bytes.labels(tier.name.lower()).set(used)
+    def show_tier(self, tier: Tier, used: Callable[[], int]) -> None:
+        """`used` is called at each scrape, in the scraper's thread."""
+        self._tier_bytes.labels(tier.name.lower()).set_function(used)
 
     def put_refused(self, status: ReserveStatus) -> None:
         outcome = "exists" if status is ReserveStatus.EXISTS else "refused"

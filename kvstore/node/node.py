@@ -45,8 +45,8 @@ from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import PayloadSource
 from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
 from kvstore.tiers.host import HostArena
+from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.tiers.tier import Tier as Medium
-from kvstore.tiers.tier import TierFailure
 from kvstore.units import Nanos, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,11 @@ class Node:
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close)
         self._executor.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def reads(self) -> int:
+        """Under way: their extents are kept."""
+        return len(self._reads)
 
     def now(self) -> Nanos:
         return self._clock.now()
@@ -248,7 +253,8 @@ class Node:
             outcome = CopyOutcome.SOURCE_CORRUPT
         except TierFailure as failure:
             logger.warning("promotion: %s", failure)
-            outcome = CopyOutcome.SOURCE_FAILED
+            stalled = failure.reason is FailureReason.TIMEOUT
+            outcome = CopyOutcome.TARGET_FAILED if stalled else CopyOutcome.SOURCE_FAILED  # a stall does not condemn the source
         self.feed(ExtentCopied(operation=instruction.operation, outcome=outcome))
 
     def _write_region(self, instruction: WriteRegion) -> None:

@@ -53,5 +53,5 @@ class PayloadSource:
                 return await loop.run_in_executor(self._executor, functools.partial(self.read_now, extent, checksum))
         except TimeoutError:
             raise TierFailure(
-                FailureReason.IO_ERROR, f"{extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
+                FailureReason.TIMEOUT, f"{extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
             ) from None

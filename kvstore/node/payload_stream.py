@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -14,8 +15,10 @@ from kvstore.errors import CorruptPayload, Unavailable
 from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import PayloadSource
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
-from kvstore.tiers.tier import TierFailure
+from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.units import Nanos, to_seconds
+
+logger = logging.getLogger(__name__)
 
 READ_AHEAD = 4
 """Payloads read and checked while an earlier one is sent: hides the disk's latency, bounds a stream's memory to a few payloads."""
@@ -87,7 +90,10 @@ async def _payload(read: OpenRead, index: int, source: PayloadSource) -> memoryv
         return await source.read(item.extent, item.checksum)
     except CorruptPayload:
         outcome = ReadOutcome.CORRUPT
-    except TierFailure:
+    except TierFailure as failure:
+        logger.warning("read: %s", failure)
+        if failure.reason is FailureReason.TIMEOUT:
+            return ReadStatus.IO_ERROR  # the outcome stays UNREAD: a stalled medium is no reason to give up its copies
         outcome = ReadOutcome.IO_ERROR
     if not read.is_open:
         return ReadStatus.NOT_LEASED  # the extent was another block's by then: nothing is known about the copy

@@ -7,11 +7,14 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from kvstore.clock import Clock, SystemClock
+from kvstore.core.events import RegionsRecovered
+from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
@@ -29,17 +32,16 @@ from kvstore.rpc.server import bind, make_server
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.ssd import SsdRegions
 from kvstore.tiers.tier import Tier
-from kvstore.units import Bytes, to_milliseconds
+from kvstore.units import Bytes, Nanos, to_milliseconds
 
 logger = logging.getLogger(__name__)
 
 STOP_GRACE_S = 1.0
 """Calls under way at a stop get this long to end by themselves."""
-METRICS_EVERY_S = 1.0
 
 
 class NodeServer:
-    """Life: `start` -> serving -> `drain` (optional) -> `stop`. Knows the view, but not how it is a member of it."""
+    """Life: `start` -> serving -> `stop`. Knows the view, but not how it became a member of it."""
 
     def __init__(
         self,
@@ -53,22 +55,111 @@ class NodeServer:
         """Raises ConfigError when a tier cannot be had. `wrap_ssd` puts something between the node and its disk: faults."""
         self.config = config
         self.boot_id = BootId(secrets.token_bytes(BOOT_ID_BYTES))
-        self.state = MemberState.JOINING
+        self.member_state = MemberState.JOINING
         self.recovery = RecoveryReport()
+        self.port = 0
         self._views = views
         self._clock = clock or SystemClock()
         self._metrics = NodeMetrics(metrics_registry or CollectorRegistry())
-        self._started = self._clock.now()
-        self._resources = contextlib.ExitStack()
-        try:
+        self._started_at = self._clock.now()
+        self._state = StoreState(config.store_config(), boot_id=self.boot_id)
+        for usage in self._state.status().tiers:
+            self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
+        with contextlib.ExitStack() as opening:
             self.host = HostArena(config.host_capacity)
-            self._resources.callback(self.host.close)
+            opening.callback(self.host.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
             if config.ssd_path is not None:
                 self._regions = SsdRegions(config.ssd_path, capacity=config.ssd_capacity, region_bytes=config.region_bytes)
                 self._ssd = wrap_ssd(self._regions)
-                self._resources.callback(self._ssd.close)
+                opening.callback(self._ssd.close)
+            self._tiers = opening.pop_all()
+
+    @property
+    def address(self) -> str:
+        return f"{self.config.host}:{self.port}"
+
+    @property
+    def node(self) -> Node:
+        return self._node
+
+    @property
+    def crashed(self) -> asyncio.Future[None]:
+        """Gets the exception when the core's state is not to be trusted any more: the process must end."""
+        return self._node.crashed
+
+    def member(self) -> Member:
+        """How this node presents itself to the registry."""
+        return Member(
+            node_id=NodeId(self.config.node_id),
+            boot_id=self.boot_id,
+            role=Role.STORE,
+            address=self.address,
+            zone=self.config.zone,
+            weight=self.config.weight,
+            capacity_bytes=Bytes(self.config.host_capacity + (self._regions.capacity if self._regions is not None else 0)),
+            state=MemberState.JOINING,
+        )
+
+    async def start(self) -> None:
+        """Recovers the SSD, then listens. Raises ConfigError (port), UnsupportedFormat (disk)."""
+        try:
+            recovered: RegionsRecovered | None = None
+            if self._regions is not None:
+                assert self._ssd is not None
+                recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
+            self._node = Node(self._state, host=self.host, ssd=self._ssd, config=self.config, clock=self._clock, on_note=self._metrics.note)
+            self._server = make_server()
+            self._channels = ChannelPool()
+            self.port = bind(self._server, host=self.config.host, port=self.config.port)
         except BaseException:
-            self._resources.close()
+            self._tiers.close()
             raise
+        self._node.start(recovered)
+        store = StoreServicer(self._node, config=self.config, metrics=self._metrics, hello=self._hello)
+        store_pb2_grpc.add_StoreServiceServicer_to_server(store, self._server)
+        peer = PeerServicer(self._node, config=self.config, views=self._views, hello=self._hello)
+        peer_pb2_grpc.add_PeerServiceServicer_to_server(peer, self._server)
+        admin = AdminServicer(self._node, status=self.status, make_repair=self._make_repair)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Graceful: calls under way get STOP_GRACE_S, hot host copies go to SSD within `drain_deadline`. Afterwards nothing is left but the
+        SSD folder."""
+        self.member_state = MemberState.DRAINING
+        await self._server.stop(STOP_GRACE_S)
+        await self._node.stop()
+        self.member_state = MemberState.LEFT
+        await self._channels.close()
+        self._tiers.close()
+
+    def status(self) -> admin_pb2.StatusResponse:
+        status = self._state.status()
+        return admin_pb2.StatusResponse(
+            node_id=self.config.node_id,
+            boot_id=self.boot_id,
+            epoch=self._views.view.epoch,
+            state=self.member_state.value,
+            uptime_ms=int(to_milliseconds(Nanos(self._clock.now() - self._started_at))),
+            tiers=[
+                admin_pb2.TierStatus(tier=int(usage.tier), capacity_bytes=usage.capacity, used_bytes=usage.used, copies=usage.copies)
+                for usage in status.tiers
+            ],
+            blocks=status.blocks,
+            leases=status.leases,
+            reservations=status.reservations,
+            counters=dict(status.counters),
+        )
+
+    def _used_bytes(self, tier: CoreTier) -> int:
+        return next(usage.used for usage in self._state.status().tiers if usage.tier is tier)
+
+    def _hello(self) -> store_pb2.HelloResponse:
+        return store_pb2.HelloResponse(
+            node_id=self.config.node_id, boot_id=self.boot_id, epoch=self._views.view.epoch, state=self.member_state.value
+        )
+
+    def _make_repair(self) -> Repair:
+        return Repair(self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels)

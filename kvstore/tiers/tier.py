@@ -16,6 +16,8 @@ class FailureReason(StrEnum):
     IO_ERROR = "io_error"
     SHORT_READ = "short_read"
     SHORT_WRITE = "short_write"
+    TIMEOUT = "timeout"
+    """No answer yet: a stalled medium, which says nothing about the bytes."""
 
 
 class TierFailure(LarderError):

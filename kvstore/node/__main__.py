@@ -1,0 +1,46 @@
+"""A store node as a process."""
+
+from __future__ import annotations
+
+import contextlib
+
+import prometheus_client
+
+from kvstore.core.view import MemberState
+from kvstore.errors import LarderError
+from kvstore.node.config import NodeConfig
+from kvstore.node.server import NodeServer
+from kvstore.process import announce_ready, run_process
+from kvstore.registry.redis_registry import RedisRegistry
+from kvstore.telemetry import start_metrics_server
+
+
+async def main(config: NodeConfig) -> None:
+    async with RedisRegistry(config.redis_url, config=config.registry) as registry:
+        server = NodeServer(config, views=registry, metrics_registry=prometheus_client.REGISTRY)
+        await server.start()
+        try:
+            metrics_port = start_metrics_server(config.host, config.metrics_port)
+            await registry.join(server.member())
+            await registry.serve()
+            server.member_state = MemberState.ACTIVE
+            announce_ready(config.node_id, "store", rpc=server.address, metrics=f"{config.host}:{metrics_port}")
+            await server.crashed
+        finally:
+            await _stop(server, registry)
+
+
+async def _stop(server: NodeServer, registry: RedisRegistry) -> None:
+    """Others are told first, so that they ask elsewhere while this node saves what is hot. A Redis that is away does not hold it up."""
+    joined = registry.member is not None
+    if joined:
+        with contextlib.suppress(LarderError):
+            await registry.drain()
+    await server.stop()
+    if joined:
+        with contextlib.suppress(LarderError):
+            await registry.leave()
+
+
+if __name__ == "__main__":
+    run_process(main, NodeConfig, "kvstore.node")

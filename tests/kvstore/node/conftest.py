@@ -1,0 +1,222 @@
+"""A real node on a real port, in this process or in one of its own, and a client that knows what every payload must be."""
+
+import asyncio
+import hashlib
+import itertools
+import subprocess
+from contextlib import aclosing, asynccontextmanager
+
+import pytest
+
+from kvstore.codec.checksum import payload_checksum
+from kvstore.core.events import AnswerLocate, CommitStatus, LocateRequested, ReadStatus, ReserveStatus
+from kvstore.core.extent import Tier
+from kvstore.core.view import View
+from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
+from kvstore.node.config import NodeConfig
+from kvstore.node.server import NodeServer
+from kvstore.registry.view_source import StaticViews
+from kvstore.rpc.channel import open_channel
+from kvstore.rpc.store_stub import StoreStub, WrittenChunk
+from kvstore.units import KIB, MIB, Bytes, milliseconds, seconds
+
+KEY_SPACE = KeySpace(Namespace("kitchen"), LayoutFingerprint(hashlib.sha256(b"layout").digest()))
+TIMEOUT = seconds(20)
+PAYLOAD_BYTES = 20_000
+
+
+def _chain(name, count):
+    hashes = [hashlib.sha256(f"{name}:{index}".encode()).digest() for index in range(count)]
+    root = hashlib.sha256(f"{name}:root".encode()).digest()
+    return [BlockRef(BlockHash(hashes[i]), BlockHash(hashes[i - 1] if i else root), StripeId(hashes[i - i % 8]), i) for i in range(count)]
+
+
+def _payload(ref, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
+    """The oracle: what a block of this key must read as."""
+    return hashlib.shake_256(key_space.namespace.encode() + key_space.layout + ref.hash).digest(size)
+
+
+class OracleClient:
+    """Puts what the oracle says, and checks whatever it reads against the oracle."""
+
+    def __init__(self, address):
+        self.key_space = KEY_SPACE
+        self.channel = open_channel(address)
+        self.stub = StoreStub(self.channel)
+
+    async def close(self):
+        await self.channel.close()
+
+    async def reserve(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
+        return await self.stub.reserve(key_space, [(ref, Bytes(size)) for ref in refs], timeout=TIMEOUT)
+
+    async def put(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
+        """The commit status of each block, EXISTS and other refusals as their reserve status."""
+        grants = await self.reserve(refs, size=size, key_space=key_space)
+        granted = [(ref, grant.write_token) for ref, grant in zip(refs, grants, strict=True) if grant.status is ReserveStatus.GRANTED]
+        payloads = [_payload(ref, size, key_space) for ref, _ in granted]
+        chunks = (
+            WrittenChunk(token, Bytes(offset), payload[offset : offset + MIB])
+            for (_, token), payload in zip(granted, payloads, strict=True)
+            for offset in range(0, size, MIB)
+        )
+        await self.stub.write_payloads(chunks, timeout=TIMEOUT)
+        commits = [(token, payload_checksum(payload)) for (_, token), payload in zip(granted, payloads, strict=True)]
+        statuses = iter(await self.stub.commit(commits, timeout=TIMEOUT) if commits else ())
+        return [next(statuses) if grant.status is ReserveStatus.GRANTED else grant.status for grant in grants]
+
+    async def store(self, refs, **kwargs):
+        assert set(await self.put(refs, **kwargs)) <= {CommitStatus.STORED, ReserveStatus.EXISTS}
+
+    async def acquire(self, refs, *, key_space=KEY_SPACE, ttl=None):
+        return await self.stub.acquire_prefix(key_space, refs, ttl=ttl, timeout=TIMEOUT)
+
+    async def read(self, lease_id, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
+        """The status of each block. A block that is OK has been compared with the oracle."""
+        statuses = [None] * len(refs)
+        received = [bytearray() for _ in refs]
+        chunks = self.stub.read_payloads(lease_id, key_space, [ref.hash for ref in refs], timeout=TIMEOUT)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                assert statuses[chunk.item] is None, "a chunk after the last one"
+                assert chunk.offset == len(received[chunk.item]) or chunk.status is not ReadStatus.OK
+                received[chunk.item] += chunk.data
+                if chunk.last:
+                    statuses[chunk.item] = chunk.status
+        for ref, status, data in zip(refs, statuses, received, strict=True):
+            if status is ReadStatus.OK:
+                assert bytes(data) == _payload(ref, size, key_space), f"foreign bytes for block {ref.index}"
+        return statuses
+
+    async def get(self, refs, **kwargs):
+        """Acquire, read, release: how many leading blocks came, each as the oracle says."""
+        size = kwargs.pop("size", PAYLOAD_BYTES)
+        acquired = await self.acquire(refs, **kwargs)
+        found = [ref for ref, copy in zip(refs, acquired.copies, strict=True) if copy is not None]
+        statuses = await self.read(acquired.lease_id, found, size=size, **kwargs) if found else []
+        await self.stub.release(acquired.lease_id, kwargs.get("key_space", KEY_SPACE), timeout=TIMEOUT)
+        return statuses.count(ReadStatus.OK)
+
+
+@pytest.fixture
+def chain():
+    return _chain
+
+
+@pytest.fixture
+def payload():
+    return _payload
+
+
+@pytest.fixture
+def key_space():
+    return KEY_SPACE
+
+
+@pytest.fixture
+def connect():
+    return OracleClient
+
+
+@pytest.fixture
+def node_config(tmp_path):
+    def make(**keys):
+        defaults = {
+            "node_id": "node-a",
+            "host_capacity": Bytes(4 * MIB),
+            "region_bytes": Bytes(256 * KIB),
+            "ssd_capacity": Bytes(8 * MIB),
+            "tick_every": milliseconds(20),
+        }
+        if keys.pop("ssd", False):
+            defaults["ssd_path"] = tmp_path / "ssd"
+        return NodeConfig(**(defaults | keys))
+
+    return make
+
+
+@pytest.fixture
+def serving(node_config):
+    """`async with serving(ssd=True, ...) as (server, client)`: a node in this process."""
+
+    @asynccontextmanager
+    async def serve(*, views=None, wrap_ssd=lambda regions: regions, **keys):
+        server = NodeServer(node_config(**keys), views=views or StaticViews(View(Epoch(1))), wrap_ssd=wrap_ssd)
+        await server.start()
+        client = OracleClient(server.address)
+        try:
+            yield server, client
+        finally:
+            await client.close()
+            await server.stop()
+
+    return serve
+
+
+@pytest.fixture
+def eventually():
+    """Waits for a condition that another task brings about; the bound is for a broken test, not a pause."""
+
+    async def wait(condition, *, within_s=10.0):
+        async with asyncio.timeout(within_s):
+            while not (result := condition()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            return result
+
+    return wait
+
+
+@pytest.fixture
+def tiny_tmpfs(tmp_path):
+    """Mounts a tmpfs of a given size; skips only where mounting is not allowed."""
+    mounted = []
+
+    def mount(size):
+        folder = tmp_path / f"tmpfs-{len(mounted)}"
+        folder.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"no right to mount a tmpfs: {done.stderr.strip()}")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.fixture
+def tiers_of():
+    """Asks the node itself in which tiers each block is."""
+
+    async def ask(server, refs, *, key_space=KEY_SPACE):
+        request = LocateRequested(request_id=server.node.next_request_id(), key_space=key_space, hashes=tuple(ref.hash for ref in refs))
+        return [place.tiers for place in (await server.node.ask(request, AnswerLocate)).places]
+
+    return ask
+
+
+@pytest.fixture
+def push_to_ssd(tiers_of, chain_filler):
+    """Puts other blocks until these have left the host tier for the SSD."""
+
+    async def push(server, client, refs):
+        async with asyncio.timeout(20):
+            for filler in chain_filler():
+                tiers = await tiers_of(server, refs)
+                if all(found == (Tier.SSD,) for found in tiers):
+                    return
+                assert all(tiers), f"lost on the way to the SSD: {tiers}"
+                await client.put(filler)
+                await asyncio.sleep(0)
+
+    return push
+
+
+@pytest.fixture
+def chain_filler():
+    def fillers():
+        for number in itertools.count():
+            yield _chain(f"filler-{number}", 8)
+
+    return fillers

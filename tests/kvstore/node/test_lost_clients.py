@@ -1,0 +1,155 @@
+"""A client that goes away in the middle leaves nothing behind: no reservation, no lease, no read, no bytes."""
+
+import asyncio
+from contextlib import aclosing
+
+import grpc
+import pytest
+from kvpb.v1 import store_pb2, store_pb2_grpc
+
+from kvstore.core.events import ReadStatus, ReserveStatus
+from kvstore.errors import LarderError
+from kvstore.rpc.channel import open_channel
+from kvstore.rpc.store_stub import WrittenChunk
+from kvstore.tiers.faulty import Faults, FaultyTier
+from kvstore.units import MIB, Bytes, seconds
+
+SOON = seconds(20)
+
+
+def test_a_writer_that_goes_away_in_the_middle_of_a_payload_frees_its_room_at_once(serving, chain, eventually):
+    async def scenario():
+        async with serving() as (server, client):
+            refs = chain("a", 3)
+            grants = await client.reserve(refs, size=MIB)
+            reached = asyncio.Event()
+
+            async def half_a_payload():
+                yield store_pb2.WriteChunk(write_token=grants[0].write_token, offset_bytes=0, data=bytes(100_000))
+                reached.set()
+                await asyncio.Event().wait()
+
+            channel = open_channel(server.address)
+            call = store_pb2_grpc.StoreServiceStub(channel).WritePayloads(half_a_payload())
+            await reached.wait()
+            await eventually(lambda: server.node.incoming.received_bytes(grants[0].write_token))
+            call.cancel()
+            await channel.close()
+            await eventually(lambda: not server.node.incoming.is_open(grants[0].write_token))
+            assert (await client.reserve(refs[:1]))[0].status is ReserveStatus.GRANTED
+            assert server.node.incoming.is_open(grants[1].write_token), "what it had not begun is left to its time"
+
+    asyncio.run(scenario())
+
+
+def test_a_refused_stream_frees_what_it_had_begun(serving, chain, eventually):
+    async def scenario():
+        async with serving() as (server, client):
+            [grant] = await client.reserve(chain("a", 1), size=MIB)
+            chunks = [WrittenChunk(grant.write_token, Bytes(0), bytes(10)), WrittenChunk(grant.write_token, Bytes(10), bytes(2 * MIB))]
+            with pytest.raises(LarderError):
+                await client.stub.write_payloads(chunks, timeout=SOON)
+            await eventually(lambda: not server.node.incoming.is_open(grant.write_token))
+
+    asyncio.run(scenario())
+
+
+def test_a_reservation_whose_writer_never_comes_back_is_swept_by_the_timer_alone(serving, chain, eventually):
+    async def scenario():
+        async with serving(reservation_ttl=seconds(0.2)) as (server, client):
+            await client.reserve(chain("a", 5))
+            await eventually(lambda: len(server.node.incoming) == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_writer_that_falls_silent_is_cut_off(serving, chain):
+    async def scenario():
+        async with serving(reservation_ttl=seconds(0.2)) as (server, client):
+            [grant] = await client.reserve(chain("a", 1))
+
+            async def silence():
+                yield store_pb2.WriteChunk(write_token=grant.write_token, offset_bytes=0, data=b"x")
+                await asyncio.Event().wait()
+
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await store_pb2_grpc.StoreServiceStub(client.channel).WritePayloads(silence(), timeout=10)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert len(server.node.incoming) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_goes_away_in_the_middle_gives_its_copies_back(serving, chain, eventually):
+    async def scenario():
+        async with serving(lease_ttl=seconds(0.3)) as (server, client):
+            refs = chain("a", 3)
+            await client.store(refs, size=MIB)
+            acquired = await client.acquire(refs)
+            async with aclosing(
+                client.stub.read_payloads(acquired.lease_id, client.key_space, [ref.hash for ref in refs], timeout=SOON)
+            ) as chunks:
+                await anext(chunks)
+                assert server.node.reads == 1
+            await eventually(lambda: server.node.reads == 0)
+            await eventually(lambda: server.status().leases == 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(serving, chain, payload, eventually):
+    """Its lease ends, its read is cancelled, its extents are given to other blocks; what it then takes from its buffers is still its own."""
+
+    async def scenario():
+        async with serving(lease_ttl=seconds(0.1), read_deadline=seconds(0.5), host_capacity=Bytes(8 * MIB)) as (server, client):
+            refs = chain("a", 7)
+            await client.store(refs, size=MIB)
+            acquired = await client.acquire(refs)
+            slow = grpc.aio.insecure_channel(server.address, options=[("grpc.http2.lookahead_bytes", 0)])
+            request = store_pb2.ReadRequest(
+                lease_id=acquired.lease_id,
+                key_space={"namespace": client.key_space.namespace, "layout_fingerprint": client.key_space.layout},
+                hashes=[ref.hash for ref in refs],
+            )
+            call = store_pb2_grpc.StoreServiceStub(slow).ReadPayloads(request)
+            await eventually(lambda: server.node.reads == 1)
+            await eventually(lambda: server.node.reads == 0)
+            await client.store(chain("b", 7), size=MIB)  # all of the arena is rewritten
+            received = [bytearray() for _ in refs]
+            try:
+                while (chunk := await call.read()) is not grpc.aio.EOF:
+                    received[chunk.item] += chunk.data
+                    assert chunk.status in (int(ReadStatus.OK), int(ReadStatus.NOT_LEASED))
+            except grpc.aio.AioRpcError as error:
+                assert error.code() is grpc.StatusCode.UNAVAILABLE
+            for ref, data in zip(refs, received, strict=True):
+                assert payload(ref, MIB).startswith(bytes(data)), "foreign bytes"
+            assert len(received[-1]) < MIB, "the reader was not slow enough for this test to mean anything"
+            await slow.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_slower_than_the_read_deadline_is_an_io_error_and_not_a_hang(serving, chain, eventually):
+    import threading
+
+    faults = Faults()
+    released = threading.Event()
+
+    async def scenario():
+        async with serving(
+            ssd=True, demote_above=0.0, read_deadline=seconds(0.3), wrap_ssd=lambda regions: FaultyTier(regions, faults)
+        ) as (server, client):
+            refs = chain("a", 2)
+            await client.store(refs)
+            await on_ssd_only(server, client, refs, eventually)
+            faults.before_read = released.wait
+            acquired = await client.acquire(refs)
+            statuses = await client.read(acquired.lease_id, refs)
+            assert set(statuses) <= {ReadStatus.IO_ERROR, ReadStatus.NOT_LEASED}
+            released.set()
+
+    async def on_ssd_only(server, client, refs, eventually):
+        await eventually(lambda: server.status().counters.get("demoted:done", 0) >= 2)
+
+    asyncio.run(scenario())

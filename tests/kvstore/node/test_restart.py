@@ -1,0 +1,156 @@
+"""What a node finds again, in this process; with kill -9 of a real one in test_process.py."""
+
+import asyncio
+
+import pytest
+
+from kvstore.core.extent import ALIGNMENT, Tier
+from kvstore.errors import ConfigError, UnsupportedFormat
+from kvstore.tiers.faulty import Faults, FaultyTier
+from kvstore.units import KIB, Bytes, seconds
+
+SOON = seconds(20)
+
+
+def test_a_graceful_stop_saves_what_is_hot_and_the_next_start_finds_it(serving, chain, tiers_of):
+    async def scenario():
+        refs = chain("a", 40)
+        async with serving(ssd=True) as (server, client):
+            await client.store(refs)
+            assert {tiers for tiers in await tiers_of(server, refs)} == {(Tier.HOST,)}
+        async with serving(ssd=True) as (server, client):
+            assert server.recovery.records == 40
+            assert {tiers for tiers in await tiers_of(server, refs)} == {(Tier.SSD,)}
+            assert await client.get(refs) == 40
+
+    asyncio.run(scenario())
+
+
+def test_without_an_ssd_a_restart_is_empty(serving, chain):
+    async def scenario():
+        async with serving() as (_, client):
+            await client.store(chain("a", 3))
+        async with serving() as (_, client):
+            assert await client.get(chain("a", 3)) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_block_stays_deleted_over_restarts(serving, chain, push_to_ssd):
+    async def scenario():
+        refs = chain("a", 8)
+        async with serving(ssd=True) as (server, client):
+            await client.store(refs)
+            await push_to_ssd(server, client, refs)
+            assert await client.stub.delete(client.key_space, refs[6:], timeout=SOON) == [True, True]
+        for _ in range(2):
+            async with serving(ssd=True) as (_, client):
+                assert await client.stub.probe_prefix(client.key_space, refs, timeout=SOON) == [True] * 6 + [False] * 2
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_deadline_that_is_over_ends_the_stop(serving, chain):
+    async def scenario():
+        faults = Faults()
+        gate = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def wait_for_the_gate():
+            asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+
+        async with serving(ssd=True, drain_deadline=seconds(0.2), wrap_ssd=lambda regions: FaultyTier(regions, faults)) as (_, client):
+            await client.store(chain("a", 3))
+            faults.before_write = wait_for_the_gate
+            loop.call_later(0.5, gate.set)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("torn_at", ["payload", "header"])
+def test_a_torn_or_rotten_record_is_dropped_and_the_others_are_found(serving, chain, payload, node_config, torn_at):
+    async def scenario():
+        refs = chain("a", 5)
+        async with serving(ssd=True) as (server, client):
+            await client.store(refs)
+        _damage(server.config.ssd_path, payload(refs[2]), header=torn_at == "header")
+        _remove_footers(server)
+        async with serving(ssd=True) as (server, client):
+            assert server.recovery.records == 4
+            assert server.recovery.torn_records == (1 if torn_at == "payload" else 0)
+            present = await client.stub.probe_prefix(client.key_space, refs, timeout=SOON)
+            assert present == [True, True, False, True, True]
+            assert await client.get(refs) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_folder_full_of_garbage_is_taken_for_free_room(serving, chain, node_config):
+    async def scenario():
+        config = node_config(ssd=True)
+        config.ssd_path.mkdir()
+        for number in range(3):
+            (config.ssd_path / f"region-{number:06d}").write_bytes(bytes(range(256)) * (config.region_bytes // 256))
+        (config.ssd_path / "region-000003").write_bytes(b"short")
+        async with serving(ssd=True) as (server, client):
+            assert server.recovery.records == 0
+            await client.store(chain("a", 40))
+        async with serving(ssd=True) as (server, client):
+            assert await client.get(chain("a", 40)) == 40
+
+    asyncio.run(scenario())
+
+
+def test_another_format_version_is_refused_and_not_touched(serving, chain, node_config):
+    async def scenario():
+        async with serving(ssd=True) as (server, client):
+            await client.store(chain("a", 3))
+        [path] = [path for path in server.config.ssd_path.glob("region-*") if path.read_bytes()[:7] == b"LARDRGN"]
+        data = bytearray(path.read_bytes())
+        data[8] = 99
+        path.write_bytes(data)
+        with pytest.raises(UnsupportedFormat, match="format 99"):
+            async with serving(ssd=True):
+                pass
+        assert path.read_bytes() == bytes(data)
+
+    asyncio.run(scenario())
+
+
+def test_another_region_size_is_refused_with_what_to_do(serving, node_config):
+    async def scenario():
+        async with serving(ssd=True):
+            pass
+        with pytest.raises(ConfigError, match="set region_bytes so, or empty the folder"):
+            async with serving(ssd=True, region_bytes=Bytes(128 * KIB)):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_two_nodes_on_one_folder_are_refused(serving):
+    async def scenario():
+        async with serving(ssd=True):
+            with pytest.raises(ConfigError, match="in use by another store node"):
+                async with serving(ssd=True):
+                    pass
+
+    asyncio.run(scenario())
+
+
+def _damage(folder, payload, *, header):
+    for path in folder.glob("region-*"):
+        data = bytearray(path.read_bytes())
+        at = data.find(payload)
+        if at >= 0:
+            data[at - ALIGNMENT + 20 if header else at + 100] ^= 0xFF
+            path.write_bytes(data)
+            return
+    raise AssertionError("the payload is on no region")
+
+
+def _remove_footers(server):
+    for path in server.config.ssd_path.glob("region-*"):
+        data = bytearray(path.read_bytes())
+        data[-ALIGNMENT:] = bytes(ALIGNMENT)
+        path.write_bytes(data)
