@@ -49,7 +49,10 @@ StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Where a l
 
 Result = TypeVar("Result")
 
-_out = Console(highlight=False)
+_WIDTH_OF_A_PIPE = 160
+"""Columns of a table that goes into a file or another program: wide enough that no cell breaks."""
+
+_out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
 _err = Console(stderr=True, highlight=False)
 
 

@@ -108,8 +108,10 @@ def locate_table(record: Mapping[str, Any]) -> Table:
 def outcome_table(title: str, record: Mapping[str, Any]) -> Table:
     """One line a node, one column a counter; a node that failed says why."""
     keys = list(dict.fromkeys(key for node in record["nodes"] for key in node if key not in ("node_id", "error")))
-    rows = [(node["node_id"], *(_outcome_cell(key, node) for key in keys), node.get("error", "")) for node in record["nodes"]]
-    return table(title, ("node", *(key.replace("_", " ") for key in keys), ""), rows)
+    if any("error" in node for node in record["nodes"]):
+        keys.append("error")
+    rows = [(node["node_id"], *(_outcome_cell(key, node) for key in keys)) for node in record["nodes"]]
+    return table(title, ("node", *(key.replace("_", " ") for key in keys)), rows)
 
 
 def _outcome_cell(key: str, node: Mapping[str, Any]) -> object:
