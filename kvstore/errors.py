@@ -47,4 +47,11 @@ class UnsupportedFormat(LarderError):
 
 
 class CodecFailure(LarderError):
-    """The block could not be encoded: the put fails, nothing is stored under its key. INTERNAL, 500."""
+    """The block could not be encoded: the put fails, nothing is stored under its key. INTERNAL, 500.
+
+    `reason` is a short label for larder_codec_failures_total.
+    """
+
+    def __init__(self, message: str, *, reason: str = "failed") -> None:
+        super().__init__(message)
+        self.reason = reason
