@@ -6,14 +6,13 @@ the pool by (block table, length) alone: what a row sees does not depend on the 
 
 from __future__ import annotations
 
-import prefill_node.model.offline  # noqa: F401, I001  before torch and transformers
-
 from typing import Any, Protocol
 
 import torch
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+import prefill_node.model.offline  # noqa: F401  before torch and transformers
 from prefill_node.engine.batch import Batch
 
 NAME = "larder_paged"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from prometheus_client import Gauge, Histogram
+from prometheus_client import Histogram
 
 from prefill_node.engine.scheduler import StepPlan
 

@@ -6,8 +6,6 @@ engines dequantize weights that are not quantized any more.
 
 from __future__ import annotations
 
-import prefill_node.model.offline  # noqa: F401, I001  before transformers
-
 import json
 import re
 import warnings
@@ -21,6 +19,7 @@ from gguf.quants import dequantize
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoTokenizer
 
+import prefill_node.model.offline  # noqa: F401  before transformers
 from kvstore.errors import ConfigError
 
 _TOP = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

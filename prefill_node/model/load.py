@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import prefill_node.model.offline  # noqa: F401, I001  before torch and transformers
-
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Literal
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import prefill_node.model.offline  # noqa: F401  before torch and transformers
 from kvstore.core.layout import Layout
 from kvstore.errors import ConfigError
 from prefill_node.model.digest import model_digest

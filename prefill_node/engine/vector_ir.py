@@ -1,0 +1,409 @@
+"""Vector building blocks of the CPU kernels, as LLVM IR inside numba functions.
+
+Written by hand for one reason beside speed: the order of every floating point operation of a row is fixed here, so a row's bits are
+the same for every number of rows beside it, on every machine with fused multiply-add. Addresses are int64 byte addresses.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+LANES = 8
+F32 = ir.FloatType()
+I16 = ir.IntType(16)
+I32 = ir.IntType(32)
+I64 = ir.IntType(64)
+VECTOR = ir.VectorType(F32, LANES)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _load(builder: Any, address: Any) -> Any:
+    return builder.load(_pointer(builder, address, VECTOR), align=4)
+
+
+def _load_bf16(builder: Any, address: Any) -> Any:
+    bits = builder.load(_pointer(builder, address, ir.VectorType(I16, LANES)), align=2)
+    wide = builder.zext(bits, ir.VectorType(I32, LANES))
+    shift = ir.Constant(ir.VectorType(I32, LANES), [16] * LANES)
+    return builder.bitcast(builder.shl(wide, shift), VECTOR)
+
+
+def _store(builder: Any, value: Any, address: Any) -> None:
+    builder.store(value, _pointer(builder, address, VECTOR), align=4)
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def _constant(value: float) -> Any:
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def _call(builder: Any, name: str, *arguments: Any) -> Any:
+    full = f"{name}.v{LANES}f32"  # declare_intrinsic cannot name vector types
+    known = builder.module.globals.get(full)
+    kind = ir.FunctionType(VECTOR, [VECTOR] * len(arguments))
+    return builder.call(known if known is not None else ir.Function(builder.module, kind, full), arguments)
+
+
+def _bytes(builder: Any, count: Any, size: int) -> Any:
+    return builder.mul(count, ir.Constant(I64, size))
+
+
+def _i64(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def _counted(builder: Any, count: Any, state: list[Any], body: Callable[[Any, list[Any]], list[Any]]) -> list[Any]:
+    """`for i in range(count): state = body(i, state)`; returns the last state."""
+    before = builder.block
+    head, inside, after = (builder.append_basic_block(name) for name in ("head", "inside", "after"))
+    builder.branch(head)
+    builder.position_at_end(head)
+    index = builder.phi(I64)
+    index.add_incoming(_i64(0), before)
+    carried = []
+    for value in state:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        carried.append(phi)
+    builder.cbranch(builder.icmp_signed("<", index, count), inside, after)
+    builder.position_at_end(inside)
+    next_state = body(index, carried)
+    index.add_incoming(builder.add(index, _i64(1)), builder.block)
+    for phi, value in zip(carried, next_state, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.branch(head)
+    builder.position_at_end(after)
+    return list(carried)
+
+
+def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
+    """tile(x, x_stride, w, w_stride, k, out, out_stride): out[r, c] = sum over k of x[r, k] * w[k, c], in the order of k, for `rows`
+    rows and 8 * `vectors` columns. x, out float32; w bf16 or float32; strides in elements between rows (of x, out) and between k (of w)."""
+    size = 2 if bf16 else 4
+    load = _load_bf16 if bf16 else _load
+
+    @intrinsic
+    def tile(typingctx: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any, out_stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            x_, x_stride_, w_, w_stride_, k_, out_, out_stride_ = arguments
+            x_step, w_step, out_step = (
+                _bytes(builder, x_stride_, 4),
+                _bytes(builder, w_stride_, size),
+                _bytes(builder, out_stride_, 4),
+            )
+            x_rows = [builder.add(x_, builder.mul(x_step, _i64(row))) for row in range(rows)]
+
+            def body(i: Any, sums: list[Any]) -> list[Any]:
+                w_at = builder.add(w_, builder.mul(i, w_step))
+                columns = [load(builder, builder.add(w_at, _i64(v * LANES * size))) for v in range(vectors)]
+                offset = _bytes(builder, i, 4)
+                result = []
+                for row in range(rows):
+                    scalar = builder.load(_pointer(builder, builder.add(x_rows[row], offset), F32), align=4)
+                    spread = _splat(builder, scalar)
+                    result += [_call(builder, "llvm.fma", spread, columns[v], sums[row * vectors + v]) for v in range(vectors)]
+                return result
+
+            sums = _counted(builder, k_, [_constant(0.0)] * (rows * vectors), body)
+            for row in range(rows):
+                at = builder.add(out_, builder.mul(out_step, _i64(row)))
+                for v in range(vectors):
+                    _store(builder, sums[row * vectors + v], builder.add(at, _i64(v * LANES * 4)))
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return tile
+
+
+@intrinsic
+def scores(typingctx: Any, q: Any, k: Any, head_dim: Any, tokens: Any, out: Any) -> Any:
+    """scores(q, k, head_dim, tokens, out): out[t] = sum over d of q[d] * k[t, d]; all float32, k contiguous; head_dim and tokens are
+    multiples of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        q_, k_, head_dim_, tokens_, out_ = arguments
+        row = _bytes(builder, head_dim_, 4)
+        steps = builder.udiv(head_dim_, _i64(LANES))
+
+        def eight_tokens(group: Any, state: list[Any]) -> list[Any]:
+            first = builder.add(k_, builder.mul(builder.mul(group, _i64(LANES)), row))
+            at = [builder.add(first, builder.mul(row, _i64(t))) for t in range(LANES)]
+
+            def body(i: Any, sums: list[Any]) -> list[Any]:
+                offset = builder.mul(i, _i64(LANES * 4))
+                query = _load(builder, builder.add(q_, offset))
+                return [_call(builder, "llvm.fma", query, _load(builder, builder.add(at[t], offset)), sums[t]) for t in range(LANES)]
+
+            sums = _counted(builder, steps, [_constant(0.0)] * LANES, body)
+            _store(builder, _sum_each(builder, sums), builder.add(out_, builder.mul(group, _i64(LANES * 4))))
+            return state
+
+        _counted(builder, builder.udiv(tokens_, _i64(LANES)), [], eight_tokens)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), codegen
+
+
+def _sum_each(builder: Any, vectors: list[Any]) -> Any:
+    """Lane t of the result: the sum over the lanes of vectors[t], by pairs."""
+
+    def pick(a: Any, b: Any, lanes: list[int]) -> Any:
+        return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, LANES), lanes))
+
+    def pairs(a: Any, b: Any) -> Any:
+        return builder.fadd(pick(a, b, [0, 2, 8, 10, 4, 6, 12, 14]), pick(a, b, [1, 3, 9, 11, 5, 7, 13, 15]))
+
+    twos = [pairs(vectors[i], vectors[i + 1]) for i in range(0, LANES, 2)]
+    low, high = pairs(twos[0], twos[1]), pairs(twos[2], twos[3])
+    return builder.fadd(pick(low, high, [0, 1, 2, 3, 8, 9, 10, 11]), pick(low, high, [4, 5, 6, 7, 12, 13, 14, 15]))
+
+
+def _across(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
+    """One float from the lanes, halves first."""
+    for width in (4, 2, 1):
+        lanes = [(lane + width) % LANES for lane in range(LANES)]
+        turned = builder.shuffle_vector(vector, vector, ir.Constant(ir.VectorType(I32, LANES), lanes))
+        vector = combine(vector, turned)
+    return builder.extract_element(vector, _i64(0))
+
+
+@intrinsic
+def scale_and_max(typingctx: Any, values: Any, count: Any, factor: Any) -> Any:
+    """scale_and_max(values, count, factor) -> the largest of values *= factor (in place); count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values_, count_, factor_ = arguments
+        factor_ = _splat(builder, factor_)
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            at = builder.add(values_, builder.mul(i, _i64(LANES * 4)))
+            scaled = builder.fmul(_load(builder, at), factor_)
+            _store(builder, scaled, at)
+            return [_call(builder, "llvm.maxnum", state[0], scaled)]
+
+        (best,) = _counted(builder, builder.udiv(count_, _i64(LANES)), [_constant(-math.inf)], body)
+        return _across(builder, best, lambda a, b: _call(builder, "llvm.maxnum", a, b))
+
+    return types.float32(types.int64, types.int64, types.float32), codegen
+
+
+def _exp(builder: Any, x: Any) -> Any:
+    """e**x for x <= 0, within 2 units in the last place; 0 below -87. Source: Cephes expf (Moshier)."""
+    kept = builder.fcmp_ordered(">", x, _constant(-87.0))
+    x = builder.select(kept, x, _constant(-87.0))
+    n = _call(builder, "llvm.rint", builder.fmul(x, _constant(1.4426950408889634)))
+    r = _call(builder, "llvm.fma", n, _constant(-0.693359375), x)
+    r = _call(builder, "llvm.fma", n, _constant(2.12194440054690583e-4), r)
+    y = _constant(1.9875691500e-4)
+    for coefficient in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        y = _call(builder, "llvm.fma", y, r, _constant(coefficient))
+    y = builder.fadd(_call(builder, "llvm.fma", y, builder.fmul(r, r), r), _constant(1.0))
+    integers = ir.VectorType(I32, LANES)
+    power = builder.shl(builder.add(builder.fptosi(n, integers), ir.Constant(integers, [127] * LANES)), ir.Constant(integers, [23] * LANES))
+    return builder.select(kept, builder.fmul(y, builder.bitcast(power, VECTOR)), _constant(0.0))
+
+
+@intrinsic
+def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
+    """exp_and_sum(values, count, shift) -> the sum of values = exp(values - shift) (in place); count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values_, count_, shift_ = arguments
+        shift_ = _splat(builder, shift_)
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            at = builder.add(values_, builder.mul(i, _i64(LANES * 4)))
+            result = _exp(builder, builder.fsub(_load(builder, at), shift_))
+            _store(builder, result, at)
+            return [builder.fadd(state[0], result)]
+
+        (total,) = _counted(builder, builder.udiv(count_, _i64(LANES)), [_constant(0.0)], body)
+        return _across(builder, total, builder.fadd)
+
+    return types.float32(types.int64, types.int64, types.float32), codegen
+
+
+@intrinsic
+def exp_one(typingctx: Any, x: Any) -> Any:
+    """exp_one(x) -> e**x for x <= 0, by the same arithmetic as exp_and_sum."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.extract_element(_exp(builder, _splat(builder, arguments[0])), _i64(0))
+
+    return types.float32(types.float32), codegen
+
+
+def make_mix(vectors: int) -> Any:
+    """mix(p, v, v_stride, tokens, out, keep): out[d] = out[d] * keep + sum over t of p[t] * v[t, d], in the order of t, for
+    8 * `vectors` values of d; all float32."""
+
+    @intrinsic
+    def mix(typingctx: Any, p: Any, v: Any, v_stride: Any, tokens: Any, out: Any, keep: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            p_, v_, v_stride_, tokens_, out_, keep_ = arguments
+            v_step = _bytes(builder, v_stride_, 4)
+            keep_ = _splat(builder, keep_)
+            at = [builder.add(out_, _i64(i * LANES * 4)) for i in range(vectors)]
+
+            def body(t: Any, sums: list[Any]) -> list[Any]:
+                weight = _splat(builder, builder.load(_pointer(builder, builder.add(p_, _bytes(builder, t, 4)), F32), align=4))
+                row = builder.add(v_, builder.mul(t, v_step))
+                return [
+                    _call(builder, "llvm.fma", weight, _load(builder, builder.add(row, _i64(i * LANES * 4))), sums[i])
+                    for i in range(vectors)
+                ]
+
+            sums = _counted(builder, tokens_, [builder.fmul(_load(builder, address), keep_) for address in at], body)
+            for value, address in zip(sums, at, strict=True):
+                _store(builder, value, address)
+            return context.get_dummy_value()
+
+        return types.void(*[types.int64] * 5, types.float32), codegen
+
+    return mix
+
+
+@intrinsic
+def widen(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
+    """widen(source, target, count): bf16 to float32; count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source_, target_, count_ = arguments
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            value = _load_bf16(builder, builder.add(source_, builder.mul(i, _i64(LANES * 2))))
+            _store(builder, value, builder.add(target_, builder.mul(i, _i64(LANES * 4))))
+            return state
+
+        _counted(builder, builder.udiv(count_, _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, address: Any, count: Any) -> Any:
+    """Start bringing `count` bytes (a multiple of 64) into the cache."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        byte = ir.IntType(8).as_pointer()
+        name = "llvm.prefetch.p0"
+        known = builder.module.globals.get(name)
+        kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+        function = known if known is not None else ir.Function(builder.module, kind, name)
+        read, keep, data = ir.Constant(I32, 0), ir.Constant(I32, 3), ir.Constant(I32, 1)
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            at = builder.add(arguments[0], builder.mul(i, _i64(64)))
+            builder.call(function, [builder.inttoptr(at, byte), read, keep, data])
+            return state
+
+        _counted(builder, builder.udiv(arguments[1], _i64(64)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def load_f32(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(builder, arguments[0], F32), align=4)
+
+    return types.float32(types.int64), codegen
+
+
+@intrinsic
+def load_f32_bits(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.zext(builder.load(_pointer(builder, arguments[0], I32), align=4), I64)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _pointer(builder, arguments[0], F32), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float32), codegen
+
+
+@intrinsic
+def store_u16(typingctx: Any, address: Any, value: Any) -> Any:
+    """The low 16 bits of `value`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store(builder.trunc(arguments[1], I16), _pointer(builder, arguments[0], I16), align=2)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+# Between the threads of a team.
+
+
+@intrinsic
+def atomic_load(typingctx: Any, address: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load_atomic(_pointer(builder, arguments[0], I64), ordering="acquire", align=8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        builder.store_atomic(arguments[1], _pointer(builder, arguments[0], I64), ordering="release", align=8)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
+    """Returns the value before."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.atomic_rmw("add", _pointer(builder, arguments[0], I64), arguments[1], ordering="acq_rel")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def atomic_swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Store `value` if `expected` is there; True when it was."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pair = builder.cmpxchg(_pointer(builder, arguments[0], I64), arguments[1], arguments[2], "acq_rel", "acquire")
+        return builder.extract_value(pair, 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def yield_core(typingctx: Any) -> Any:
+    """sched_yield: let another thread of this core run, if there is one."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(I32, [])
+        known = builder.module.globals.get("sched_yield")
+        function = known if known is not None else ir.Function(builder.module, kind, "sched_yield")
+        builder.call(function, [])
+        return context.get_dummy_value()
+
+    return types.void(), codegen
