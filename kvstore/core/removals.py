@@ -35,15 +35,13 @@ class Removals:
         deletion = _Deletion(event.request_id, len(event.hashes))
         for at, block in enumerate(event.hashes):
             entry = stock.index.get(event.key_space, block)
-            move = None
             if entry is not None:
-                move = entry.move
                 stock.note(NoteKind.DELETED, "delete", entry)
                 stock.unlist(entry)
             withdrawn = self._puts.withdraw(event.key_space, block)
             deletion.deleted[at] = entry is not None or withdrawn
-            if self._tiering is not None:
-                deletion.waiting += self._tiering.erase(event.key_space, block, move, partial(self._erased, deletion, at))
+            if self._tiering is not None and self._tiering.erase(event.key_space, block, partial(self._erased, deletion, at)):
+                deletion.waiting += 1
         self._done(deletion)
 
     def _erased(self, deletion: _Deletion, at: int, ok: bool) -> None:

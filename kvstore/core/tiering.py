@@ -7,7 +7,8 @@ a failed write.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 from kvstore.core.copies import Copy, CopyEvent, CopyState
 from kvstore.core.events import (
@@ -47,12 +48,17 @@ class _Move:
     source: Copy
     target: Copy
     reason: CopyReason
-    erased: list[Erased] = field(default_factory=list)
-    """Deletes that wait until the record being written is erased again."""
+    erased: Erased | None = None
+    """Its block is being deleted: the record is erased as soon as it is written."""
 
-    def tell_erased(self, ok: bool) -> None:
-        for erased in self.erased:
-            erased(ok)
+
+class _Erasure:
+    """All erasures under way of one key's records. Deletes of that key wait for all of them, whoever asked first."""
+
+    def __init__(self) -> None:
+        self.left = 0
+        self.ok = True
+        self.waiting: list[Erased] = []
 
 
 class Tiering:
@@ -62,6 +68,7 @@ class Tiering:
         self._regions = regions
         self._writer = RegionWriter(stock, config, regions)
         self._moves: dict[OperationId, _Move] = {}
+        self._erasures: dict[tuple[KeySpace, BlockHash], _Erasure] = {}
         self._emptying: Region | None = None
         self._ready = False
         self._stop: RequestId | None = None
@@ -114,17 +121,37 @@ class Tiering:
         if extent is not None:
             self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
 
-    def erase(self, key_space: KeySpace, block: BlockHash, move: OperationId | None, erased: Erased) -> int:
-        """Voids every record of an unlisted block on the medium, also the one that `move` may be writing. Gives how many times `erased`
-        will be called."""
-        dead = self._regions.take_dead(key_space, block)
-        for region, record in dead:
-            self._writer.erase(region, record, erased)
-        moving = None if move is None else self._moves.get(move)
-        if moving is None or moving.target.tier is not Tier.SSD:
-            return len(dead)
-        moving.erased.append(erased)
-        return len(dead) + 1
+    def erase(self, key_space: KeySpace, block: BlockHash, erased: Erased) -> bool:
+        """Voids every record of an unlisted block on the medium, also one that is being written. False: there is none, and `erased` is
+        not called; else it is called once, later, with whether it all went well."""
+        key = key_space, block
+        erasure = self._erasures.get(key) or _Erasure()
+        part_erased = partial(self._part_erased, key, erasure)
+        for region, record in self._regions.take_dead(key_space, block):
+            erasure.left += 1
+            self._writer.erase(region, record, part_erased)
+        for move in self._moves.values():
+            if (
+                move.target.tier is Tier.SSD
+                and move.erased is None
+                and (move.entry.key_space, move.entry.hash) == key
+                and not move.entry.listed
+            ):
+                erasure.left += 1
+                move.erased = part_erased
+        if erasure.left == 0:
+            return False
+        self._erasures[key] = erasure
+        erasure.waiting.append(erased)
+        return True
+
+    def _part_erased(self, key: tuple[KeySpace, BlockHash], erasure: _Erasure, ok: bool) -> None:
+        erasure.ok &= ok
+        erasure.left -= 1
+        if erasure.left == 0:
+            del self._erasures[key]
+            for erased in erasure.waiting:
+                erased(erasure.ok)
 
     # --- the pump -----------------------------------------------------------------------------------------------------------------------
 
@@ -133,7 +160,7 @@ class Tiering:
         stock = self._stock
         while stock.spoiled:
             key_space, block = stock.spoiled.pop()
-            self.erase(key_space, block, None, lambda ok: None)
+            self.erase(key_space, block, lambda ok: None)
         if not self._ready or now < self._writer.paused_until:
             return
         self._writer.step_changed()
@@ -279,8 +306,8 @@ class Tiering:
             stock.note(NoteKind.COPY_FAILED, outcome, entry, target.tier)
         if target.tier is Tier.SSD:
             record = record_of(entry, target)
-            if move.erased:
-                self._writer.erase(self._regions[target.region], record, move.tell_erased)
+            if move.erased is not None:
+                self._writer.erase(self._regions[target.region], record, move.erased)
             else:
                 self._regions.add_dead(record, region=target.region)
             if outcome is CopyOutcome.TARGET_FAILED:
