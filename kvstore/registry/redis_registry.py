@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from enum import StrEnum
 
@@ -53,6 +53,7 @@ class RedisRegistry:
         self._poll_now = asyncio.Event()
         self._member: Member | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
         self.membership = Membership.OBSERVER
         self.connected = False
         """Whether Redis answered when last asked."""
@@ -83,10 +84,14 @@ class RedisRegistry:
 
     async def close(self) -> None:
         """Stop following and renewing. Does not leave: a process that only ends is noticed by its lease."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        self._closing = True
+        pending: set[asyncio.Task[None]] = set(self._tasks)
+        self._tasks.clear()
+        while pending:
+            # More than once: asyncio.wait_for, on which redis-py sends, loses a cancellation that comes just as it ends (Python < 3.12).
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.1)
         await self._link.close()
 
     async def __aenter__(self) -> RedisRegistry:
@@ -144,12 +149,12 @@ class RedisRegistry:
 
     # -- loops; each is one task that lives until `close`
 
-    def _own(self, loop: Awaitable[None]) -> None:
-        self._tasks.append(asyncio.ensure_future(loop))
+    def _own(self, loop: Coroutine[None, None, None]) -> None:
+        self._tasks.append(asyncio.create_task(loop))
 
     async def _repeat(self, name: str, step: Callable[[], Awaitable[None]]) -> None:
         backoff = Backoff(longest=self._config.longest_pause, rng=self._rng)
-        while True:
+        while not self._closing:
             try:
                 await step()
                 backoff.reset()

@@ -1,0 +1,332 @@
+"""Membership against a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from kvstore.core.view import MemberState, Role
+from kvstore.errors import ConfigError, StaleView
+from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
+from kvstore.registry.redis_link import RedisLink, Renewal
+from kvstore.units import milliseconds, seconds
+
+
+@asynccontextmanager
+async def joined(registry_on: Any, server: EmbeddedRedis, *members: Any) -> AsyncIterator[list[RedisRegistry]]:
+    registries = [registry_on(server) for _ in members]
+    try:
+        for registry, member in zip(registries, members, strict=True):
+            await registry.start()
+            await registry.join(member)
+        yield registries
+    finally:
+        for registry in registries:
+            await registry.close()
+
+
+def states(registry: RedisRegistry) -> dict[str, str]:
+    return {member.node_id: member.state.value for member in registry.view.members}
+
+
+def test_members_see_one_another_with_all_they_said(run, redis_server, registry_on, member, until) -> None:
+    async def test() -> None:
+        first, second = member("s1"), member("p1", role=Role.PREFILL, port=7001)
+        async with joined(registry_on, redis_server, first, second) as (one, two):
+            for registry in (one, two):
+                await until(registry, lambda registry=registry: len(registry.view.members) == 2)
+                assert set(registry.view.members) == {first, second}
+                assert registry.view.stores == (first,)
+
+    run(test())
+
+
+def test_every_step_of_a_life_is_a_new_epoch(run, redis_server, registry_on, member, until) -> None:
+    async def test() -> None:
+        async with registry_on(redis_server) as watcher:
+            async with joined(registry_on, redis_server, member("s1", state=MemberState.JOINING)) as (registry,):
+                epochs = []
+                for step, expected in (
+                    (None, "joining"),
+                    (registry.serve, "active"),
+                    (registry.drain, "draining"),
+                    (registry.leave, "left"),
+                ):
+                    if step is not None:
+                        await step()
+                    await until(watcher, lambda expected=expected: states(watcher) == {"s1": expected})
+                    epochs.append(watcher.view.epoch)
+                assert epochs == sorted(set(epochs))
+                assert registry.membership is Membership.OBSERVER
+
+    run(test())
+
+
+def test_next_view_wakes_up_on_a_change(run, redis_server, registry_on, member) -> None:
+    async def test() -> None:
+        async with registry_on(redis_server) as watcher:
+            waiting = asyncio.create_task(watcher.next_view(after=watcher.view.epoch))
+            async with joined(registry_on, redis_server, member("s1")):
+                assert [member.node_id for member in (await waiting).members] == ["s1"]
+
+    run(test())
+
+
+def test_a_change_is_announced_and_does_not_wait_for_the_poll(run, redis_server, registry_on, member, registry_config) -> None:
+    async def test() -> None:
+        slow_poll = dataclasses.replace(registry_config, poll_every=seconds(20))
+        async with registry_on(redis_server, config=slow_poll) as watcher:
+            async with joined(registry_on, redis_server, member("s1")) as (registry,):
+                async with asyncio.timeout(5):
+                    view = await watcher.next_view(after=watcher.view.epoch)
+                assert view.member(registry.member.node_id)
+
+    run(test())
+
+
+def test_a_member_that_stops_renewing_is_suspect_and_then_dead(run, redis_server, registry_on, member, until) -> None:
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1"), member("s2")) as (one, two):
+            await until(one, lambda: len(one.view.members) == 2)
+            await two.close()  # ends without leaving, as kill -9 does
+            await until(one, lambda: states(one) == {"s1": "active", "s2": "suspect"})
+            await until(one, lambda: states(one) == {"s1": "active", "s2": "dead"})
+
+    run(test())
+
+
+def test_a_joining_member_that_stops_renewing_is_dead_at_once(run, redis_server, registry_on, member, until) -> None:
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1"), member("s2", state=MemberState.JOINING)) as (one, two):
+            await two.close()
+            await until(one, lambda: states(one).get("s2") == "dead")
+
+    run(test())
+
+
+def test_a_suspect_that_renews_is_active_again(run, redis_server, registry_config, registry_on, member, until) -> None:
+    async def test() -> None:
+        frozen = member("s2")
+        link = RedisLink(redis_server.url, config=registry_config)
+        async with joined(registry_on, redis_server, member("s1")) as (one,):
+            await link.join(frozen, comes_back=False)
+            await until(one, lambda: states(one).get("s2") == "suspect")
+            epoch = one.view.epoch
+            assert await link.renew(frozen) is Renewal.RENEWED
+            await until(one, lambda: states(one).get("s2") == "active")
+            assert one.view.epoch > epoch
+        await link.close()
+
+    run(test())
+
+
+def test_a_frozen_member_that_was_declared_dead_joins_again_with_a_new_epoch(
+    run, redis_server, registry_config, registry_on, member, until
+) -> None:
+    async def test() -> None:
+        frozen = member("s2")
+        link = RedisLink(redis_server.url, config=registry_config)
+        async with joined(registry_on, redis_server, member("s1")) as (one,):
+            await link.join(frozen, comes_back=False)
+            await until(one, lambda: states(one).get("s2") == "dead")
+            epoch = one.view.epoch
+            # It wakes up: a bare renewal does not undo what the others decided, nor does a change of state.
+            assert await link.renew(frozen) is Renewal.REMOVED
+            assert not await link.change(frozen, before=MemberState.ACTIVE, after=MemberState.DRAINING)
+            await asyncio.sleep(0.1)
+            assert states(one)["s2"] == "dead"
+            assert await link.join(frozen, comes_back=True)
+            await until(one, lambda: states(one).get("s2") == "active")
+            assert one.view.epoch > epoch
+        await link.close()
+
+    run(test())
+
+
+def test_a_stopped_registry_process_comes_back_by_itself(run, redis_server, registry_on, member, until) -> None:
+    """The whole loop, with another registry's sweep while this one's tasks stand still."""
+
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1"), member("s2")) as (one, two):
+            renewing = two._link.renew
+            thawed = asyncio.Event()
+
+            async def frozen_renew(member: Any) -> Renewal:
+                await thawed.wait()
+                return await renewing(member)
+
+            two._link.renew = frozen_renew  # type: ignore[method-assign]
+            await until(one, lambda: states(one).get("s2") == "dead")
+            thawed.set()
+            await until(one, lambda: states(one).get("s2") == "active")
+            assert two.membership is Membership.MEMBER
+
+    run(test())
+
+
+def test_two_sweepers_declare_a_death_once(run, redis_server, registry_config, registry_on, member, until) -> None:
+    async def test() -> None:
+        link = RedisLink(redis_server.url, config=registry_config)
+        async with joined(registry_on, redis_server, member("s1"), member("s2"), member("s3")) as (one, *_):
+            await link.join(member("s4"), comes_back=False)
+            await until(one, lambda: len(one.view.members) == 4)
+            epoch = one.view.epoch
+            await until(one, lambda: states(one)["s4"] == "dead")
+            assert one.view.epoch == epoch + 2  # suspect, dead
+        await link.close()
+
+    run(test())
+
+
+def test_a_restart_faster_than_a_lease_shows_as_another_boot(run, redis_server, registry_on, member, until) -> None:
+    async def test() -> None:
+        old, new = member("s1"), member("s1", port=7009)
+        async with joined(registry_on, redis_server, old) as (one,):
+            await until(one, lambda: one.view.members == (old,))
+            async with joined(registry_on, redis_server, new) as (two,):
+                await until(two, lambda: two.view.members == (new,))
+                # The old process, if it still runs, notices and stands back; it does not take the id back.
+                await until(one, lambda: one.membership is Membership.SUPERSEDED)
+                await asyncio.sleep(0.3)
+                assert two.view.members == (new,)
+                with pytest.raises(StaleView):
+                    await one.drain()
+
+    run(test())
+
+
+def test_while_redis_is_away_the_view_stays_and_nobody_dies(run, registry_on, member, until) -> None:
+    with EmbeddedRedis() as server:
+
+        async def test() -> None:
+            async with joined(registry_on, server, member("s1"), member("s2")) as (one, two):
+                await until(one, lambda: len(one.view.members) == 2)
+                before = one.view
+                os.kill(server.pid, signal.SIGSTOP)  # a black hole: no error, no answer
+                try:
+                    await until(one, lambda: not one.connected and not two.connected)
+                    await asyncio.sleep(1.0)  # longer than a lease and a death together
+                    assert one.view == before
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+                seen: list[dict[str, str]] = []
+                await until(one, lambda: one.connected and two.connected)
+                for _ in range(100):
+                    seen.append(states(one))
+                    await asyncio.sleep(0.01)
+                assert all("dead" not in each.values() for each in seen)
+                assert states(one) == {"s1": "active", "s2": "active"}
+                # And membership works on.
+                await two.drain()
+                await until(one, lambda: states(one)["s2"] == "draining")
+
+        run(test())
+
+
+def test_a_restarted_empty_redis_is_filled_again_by_the_members(run, registry_on, member, until) -> None:
+    server = EmbeddedRedis()
+    server.start()
+
+    async def test() -> None:
+        watcher = registry_on(server)
+        await watcher.start()
+        async with joined(registry_on, server, member("s1"), member("s2"), member("s3")) as registries:
+            for registry in (*registries, watcher):
+                await until(registry, lambda registry=registry: len(registry.view.members) == 3)
+            before = watcher.view
+            views: list[int] = []
+            server.stop()
+            await until(watcher, lambda: not watcher.connected)
+            assert watcher.view == before
+            server.start()
+            await until(watcher, lambda: watcher.view.epoch > before.epoch)
+            for _ in range(60):
+                views.append(len(watcher.view.members))
+                await asyncio.sleep(0.01)
+            # Never a view in between with few members: that would move stripes for nothing.
+            assert set(views) == {3}
+            assert watcher.view.epoch > before.epoch
+            assert set(watcher.view.members) == set(before.members)
+        await watcher.close()
+
+    try:
+        run(test())
+    finally:
+        server.stop()
+
+
+def test_an_observer_is_not_left_behind_when_the_whole_cluster_is_new(run, redis_server, empty_redis, registry_on, member, until) -> None:
+    async def test() -> None:
+        async with registry_on(redis_server) as watcher:
+            async with joined(registry_on, redis_server, *(member(f"s{number}") for number in range(4))):
+                await until(watcher, lambda: len(watcher.view.members) == 4)
+            old_epoch = watcher.view.epoch
+            empty_redis(redis_server)
+            async with joined(registry_on, redis_server, member("new")):
+                await until(watcher, lambda: states(watcher) == {"new": "active"})
+                assert watcher.view.epoch > old_epoch
+
+    run(test())
+
+
+def test_records_of_those_who_left_are_forgotten_after_a_while(run, redis_server, registry_on, registry_config, member, until) -> None:
+    async def test() -> None:
+        soon = dataclasses.replace(registry_config, forget_after=milliseconds(100))
+        stays, goes = registry_on(redis_server, config=soon), registry_on(redis_server)
+        for registry, node_id in ((stays, "s1"), (goes, "s2")):
+            await registry.start()
+            await registry.join(member(node_id))
+        await goes.leave()
+        await until(stays, lambda: states(stays) == {"s1": "active"})
+        await stays.close()
+        await goes.close()
+
+    run(test())
+
+
+def test_clusters_of_different_names_share_a_redis_unseen(run, redis_server, registry_on, registry_config, member) -> None:
+    async def test() -> None:
+        other = dataclasses.replace(registry_config, cluster="other")
+        async with joined(registry_on, redis_server, member("s1")):
+            async with registry_on(redis_server, config=other) as watcher:
+                assert watcher.view.members == ()
+
+    run(test())
+
+
+def test_a_record_this_version_does_not_understand_is_left_out(run, redis_server, registry_on, registry_config, member, until) -> None:
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1")) as (one,):
+            await one._link._redis.hset("{larder:larder}:states", "odd", "00:levitating:5")
+            await one._link._redis.hset("{larder:larder}:states", "odder", "what")
+            await one.drain()
+            await until(one, lambda: states(one) == {"s1": "draining"})
+
+    run(test())
+
+
+def test_no_redis_is_one_clear_line(run, member) -> None:
+    async def test() -> None:
+        registry = RedisRegistry("redis://127.0.0.1:1/0")
+        with pytest.raises(ConfigError, match=r"Redis at redis://127.0.0.1:1/0 cannot be reached: .*; start one or set redis_url"):
+            await registry.start()
+
+    run(test())
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="redis_url"):
+        RedisRegistry("not a url")
+
+
+@pytest.mark.parametrize("wrong", [{"cluster": "a b"}, {"cluster": ""}, {"lease_ttl": 0}, {"poll_every": -1}])
+def test_a_wrong_configuration_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RegistryConfig(**wrong)
