@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -11,7 +10,7 @@ from kvpb.v1 import decode_pb2, decode_pb2_grpc
 
 from decode_node.loader import PrefixLoader
 from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, NextToken, SessionEvent
-from kvstore.rpc.server import streaming, unary
+from kvstore.rpc.server import guarded
 from kvstore.units import Nanos
 from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import FinishReason, SamplingParams
@@ -26,8 +25,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         self._heartbeat_every = heartbeat_every
         self._calls = itertools.count()
 
-    @streaming
-    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
+    @guarded
+    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> None:
         call = GenerateCall(
             # A stream may come back to a node that still tears down its first try: the number tells them apart.
             request_id=f"{request.request_id}/{next(self._calls)}",
@@ -48,9 +47,9 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         session = DecodeSession(call, self._node, self._loader, heartbeat_every=self._heartbeat_every)
         async with aclosing(session.events()) as events:
             async for event in events:
-                yield _to_proto(event)
+                await context.write(_to_proto(event))
 
-    @unary
+    @guarded
     async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:
         node = self._node
         load = node.engine.load()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from decode_node import metrics
@@ -91,7 +91,7 @@ class DecodeSession:
         self._submitted = False
         self._halted = False
 
-    async def events(self) -> AsyncIterator[SessionEvent]:
+    async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Loaded first, then the tokens, then Finished, with heartbeats where nothing else comes in time.
 
         Raises InvalidRequest before any work, Unavailable when the engine fails or the node drains: another node can go on from the
@@ -164,6 +164,13 @@ class DecodeSession:
     def _submit(self, loaded: LoadedPrefix) -> None:
         call, node = self._call, self._node
         loop = asyncio.get_running_loop()
+
+        def sink(event: EngineEvent) -> None:
+            try:
+                loop.call_soon_threadsafe(self._events.put_nowait, event)
+            except RuntimeError:
+                pass  # the loop is closed: the process ends, and nobody listens any more
+
         node.sealer.open(call.request_id, node.key_space(call.namespace))
         node.engine.submit(
             EngineRequest(
@@ -177,13 +184,13 @@ class DecodeSession:
                 stop_token_ids=self._stop_ids(),
                 priority=call.priority,
             ),
-            lambda event: loop.call_soon_threadsafe(self._events.put_nowait, event),
+            sink,
         )
         self._submitted = True
         if self._halted:
             node.engine.cancel(call.request_id)
 
-    async def _stream(self) -> AsyncIterator[SessionEvent]:
+    async def _stream(self) -> AsyncGenerator[SessionEvent, None]:
         while True:
             try:
                 async with asyncio.timeout(self._heartbeat_s):

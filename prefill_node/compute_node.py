@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from kvstore.client import StoreClient
-from kvstore.codec import BlockCodec
+from kvstore.codec import BlockCodec, Rung
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.core.view import Role
 from kvstore.ids import BlockHash, BlockRef, KeySpace, Namespace
@@ -52,12 +52,13 @@ class ComputeNode:
         """A node that computes and publishes until the context ends. `publish_wait`: how long a full publish queue may hold the engine
         up; None: never, the payload is dropped."""
         codec = BlockCodec(model.layout, model_digest=model.model_digest, rung=config.rung, entropy=config.entropy)
+        exact = BlockCodec(model.layout, model_digest=model.model_digest, rung=Rung.RAW)
         store = StoreClient(views, replicas=config.replicas)
         publisher = Publisher(
             store,
             config=PublishConfig(acknowledge=config.acknowledge, queue_bytes=config.publish_queue, wait_for_room=publish_wait or Nanos(0)),
         )
-        sealer = PublishingSealer(codec, publisher, wait_for_room=publish_wait is not None)
+        sealer = PublishingSealer(codec, publisher, exact=exact, wait_for_room=publish_wait is not None)
         engine = Engine(
             model,
             EngineConfig(

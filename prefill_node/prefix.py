@@ -87,11 +87,12 @@ async def fetch_run(
         decode, tier = entry
         if decode.cancelled():
             break
-        if (error := decode.exception()) is not None:
+        failure = decode.exception()
+        if failure is not None:
             run.ended_by = "bad_payload"
-            if not isinstance(error, LarderError):
-                log.error("decoding block %d raised", run.blocks, exc_info=error)
-            metrics.codec_failures.labels(reason=type(error).__name__).inc()
+            if not isinstance(failure, LarderError):
+                log.error("decoding block %d raised", run.blocks, exc_info=failure)
+            metrics.codec_failures.labels(reason=type(failure).__name__).inc()
             break
         run.tiers[tier] += 1
         run.blocks += 1

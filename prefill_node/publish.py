@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.client import Acknowledge, BlockPut, KeySpace, PutOutcome, PutReport
-from kvstore.ids import BlockRef
+from kvstore.ids import BlockHash, BlockRef
 from kvstore.units import MIB, Bytes, Nanos, seconds, to_seconds
 from prefill_node import metrics
 
 log = logging.getLogger(__name__)
+
+BlockName = tuple[KeySpace, BlockHash]
 
 READABLE = frozenset({PutOutcome.STORED, PutOutcome.EXISTS, PutOutcome.DEGRADED})
 
@@ -45,19 +47,23 @@ class PublishConfig:
 
 @dataclass(frozen=True, slots=True)
 class SealedPayload:
-    request_id: str
     key_space: KeySpace
     ref: BlockRef
     payload: bytes
 
+    @property
+    def name(self) -> BlockName:
+        return self.key_space, self.ref.hash
+
 
 class Publication:
-    """What became of the sealed blocks of one request. Lives on the event loop; ends with `Publisher.forget`."""
+    """What becomes of the blocks of one chain, whichever request seals them. Lives on the event loop; ends with `Publisher.forget`."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[BlockName], *, pending: int) -> None:
+        self.names = names
         self._run = 0
         self._readable: set[int] = set()
-        self._pending = 0
+        self._pending = pending
         self._complete = False
         self._changed = asyncio.Event()
         self.degraded = False
@@ -70,7 +76,7 @@ class Publication:
 
     @property
     def is_complete(self) -> bool:
-        """No more blocks will be sealed."""
+        """The request that follows this chain has nothing left to compute."""
         return self._complete
 
     @property
@@ -98,7 +104,7 @@ class Publication:
         self._advance()
 
     def refused(self) -> None:
-        """A block of this request will not be published: the queue had no room, or the codec failed."""
+        """A block of this chain will not be published: the queue had no room, or the codec failed."""
         self.degraded = True
         self._changed.set()
 
@@ -128,7 +134,8 @@ class Publisher:
         self._idle = asyncio.Event()
         self._idle.set()
         self._in_flight = 0
-        self._publications: dict[str, Publication] = {}
+        self._watchers: dict[BlockName, set[Publication]] = {}
+        self._unsettled: Counter[BlockName] = Counter()
 
     @property
     def held_bytes(self) -> int:
@@ -150,14 +157,14 @@ class Publisher:
                 return True
             metrics.unpublished_blocks.labels(reason=reason).inc()
             if not self._closed and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._refuse, sealed.request_id)
+                self._loop.call_soon_threadsafe(self._refuse, sealed.name)
             return False
 
-    def refuse(self, request_id: str) -> None:
-        """Note that a block of the request was sealed without a payload (the codec failed)."""
+    def refuse(self, name: BlockName) -> None:
+        """Note that a block was sealed without a payload (the codec failed)."""
         with self._room:
             if not self._closed and self._loop is not None:
-                self._loop.call_soon_threadsafe(self._refuse, request_id)
+                self._loop.call_soon_threadsafe(self._refuse, name)
 
     def _fits(self, size: int) -> bool:
         # A payload larger than the whole queue may pass through an empty one: it must not wait for ever.
@@ -165,14 +172,24 @@ class Publisher:
 
     # -- the loop
 
-    def watch(self, request_id: str) -> Publication:
-        """Follow the blocks of a request from now on."""
-        publication = Publication()
-        self._publications[request_id] = publication
+    def watch(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> Publication:
+        """Follow the blocks of a chain from now on, those that are on their way already included."""
+        names = [(key_space, ref.hash) for ref in chain]
+        publication = Publication(names, pending=sum(self._unsettled[name] for name in names))
+        for name in names:
+            self._watchers.setdefault(name, set()).add(publication)
         return publication
 
-    def forget(self, request_id: str) -> None:
-        self._publications.pop(request_id, None)
+    def forget(self, publication: Publication) -> None:
+        for name in publication.names:
+            watchers = self._watchers.get(name, set())
+            watchers.discard(publication)
+            if not watchers:
+                self._watchers.pop(name, None)
+
+    def is_on_its_way(self, name: BlockName) -> bool:
+        """Accepted and not settled yet."""
+        return self._unsettled[name] > 0
 
     async def run(self) -> None:
         """Put batches until cancelled. Start it before the first offer."""
@@ -198,16 +215,15 @@ class Publisher:
         return True
 
     def _accept(self, sealed: SealedPayload) -> None:
-        publication = self._publications.get(sealed.request_id)
-        if publication is not None:
+        self._unsettled[sealed.name] += 1
+        for publication in self._watchers.get(sealed.name, ()):
             publication.accepted()
         self._queue.append(sealed)
         self._idle.clear()
         self._wake.set()
 
-    def _refuse(self, request_id: str) -> None:
-        publication = self._publications.get(request_id)
-        if publication is not None:
+    def _refuse(self, name: BlockName) -> None:
+        for publication in self._watchers.get(name, ()):
             publication.refused()
 
     async def _put_batches(self) -> None:
@@ -249,8 +265,10 @@ class Publisher:
         for sealed, outcome in zip(batch, outcomes, strict=True):
             if outcome not in READABLE:
                 metrics.unpublished_blocks.labels(reason="put_failed").inc()
-            publication = self._publications.get(sealed.request_id)
-            if publication is not None:
+            self._unsettled[sealed.name] -= 1
+            if not self._unsettled[sealed.name]:
+                del self._unsettled[sealed.name]
+            for publication in self._watchers.get(sealed.name, ()):
                 publication.settled(sealed.ref.index, outcome)
         with self._room:
             self._held_bytes -= sum(len(sealed.payload) for sealed in batch)

@@ -18,9 +18,11 @@ log = logging.getLogger(__name__)
 class PublishingSealer:
     """The engine's Sealer. `open` and `close` are called on the event loop, `seal` in the engine thread."""
 
-    def __init__(self, codec: BlockCodec, publisher: Publisher, *, wait_for_room: bool) -> None:
-        """`wait_for_room`: a full publish queue holds the engine up (prefill) instead of losing the payload (decode)."""
+    def __init__(self, codec: BlockCodec, publisher: Publisher, *, exact: BlockCodec, wait_for_room: bool) -> None:
+        """`exact` is a codec of rung raw. `wait_for_room`: a full publish queue holds the engine up (prefill) instead of losing the
+        payload (decode)."""
         self._codec = codec
+        self._exact = exact
         self._publisher = publisher
         self._wait_for_room = wait_for_room
         self._key_spaces: dict[str, KeySpace] = {}
@@ -40,35 +42,37 @@ class PublishingSealer:
         A block that the codec cannot encode (NaN, Inf) keeps its numbers and is not published; its sequence goes on, and whoever
         needs the block later computes it again.
         """
+        key_space = self._key_spaces.get(request_id)
         try:
             payload = self._codec.encode_canonical(block, start_position=start_position)
         except CodecFailure as failure:
-            reason = str(failure.args[0]) if failure.args else "unknown"
             log.warning("block %d of request %s was not sealed: %s", ref.index, request_id, failure)
-            metrics.codec_failures.labels(reason=reason[:60]).inc()
-            self._publisher.refuse(request_id)
+            metrics.codec_failures.labels(reason=failure.reason).inc()
+            if key_space is not None:
+                self._publisher.refuse((key_space, ref.hash))
             return
-        key_space = self._key_spaces.get(request_id)
         if key_space is None:
             metrics.unpublished_blocks.labels(reason="request_over").inc()
             return
-        self._publisher.offer(SealedPayload(request_id, key_space, ref, payload), wait=self._wait_for_room)
+        self._publisher.offer(SealedPayload(key_space, ref, payload), wait=self._wait_for_room)
 
     def republish(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
         """Queue the payload of a block that is sealed here already and missing in the store. For worker threads; may block.
 
-        Nothing is published unless the payload gives back exactly the numbers that sequences here attend to.
+        The payload gives back exactly the numbers that sequences here attend to: where encoding them once more would move them, they
+        are stored as they are.
         """
-        copy = block.copy()
-        try:
-            payload = self._codec.encode_canonical(copy, start_position=start_position)
-        except CodecFailure as failure:
-            metrics.codec_failures.labels(reason=str(failure)[:60]).inc()
-            self._publisher.refuse(request_id)
-            return
         key_space = self._key_spaces.get(request_id)
-        if key_space is None or not np.array_equal(copy.view(np.uint8), block.view(np.uint8)):
-            metrics.unpublished_blocks.labels(reason="not_idempotent" if key_space else "request_over").inc()
-            self._publisher.refuse(request_id)
+        if key_space is None:
+            metrics.unpublished_blocks.labels(reason="request_over").inc()
             return
-        self._publisher.offer(SealedPayload(request_id, key_space, ref, payload), wait=True)
+        again = block.copy()
+        try:
+            payload = self._codec.encode_canonical(again, start_position=start_position)
+            if not np.array_equal(again.view(np.uint8), block.view(np.uint8)):
+                payload = self._exact.encode(block, start_position=start_position)
+        except CodecFailure as failure:
+            metrics.codec_failures.labels(reason=failure.reason).inc()
+            self._publisher.refuse((key_space, ref.hash))
+            return
+        self._publisher.offer(SealedPayload(key_space, ref, payload), wait=True)

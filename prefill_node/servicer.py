@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from kvpb.v1 import prefill_pb2, prefill_pb2_grpc
 
-from kvstore.rpc.server import streaming, unary
+from kvstore.rpc.server import guarded
 from prefill_node.compute_node import ComputeNode
 from prefill_node.session import PrefillCall, PrefillSession
 
@@ -19,8 +18,8 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         self._node = node
         self._calls = itertools.count()
 
-    @streaming
-    async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Any) -> AsyncIterator[prefill_pb2.PrefillProgress]:
+    @guarded
+    async def Prefill(self, request: prefill_pb2.PrefillRequest, context: Any) -> None:
         call = PrefillCall(
             # The same request may come twice, over two calls that overlap: the number tells them apart.
             request_id=f"{request.request_id}/{next(self._calls)}",
@@ -30,15 +29,17 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):  # type: ignore[
         )
         async with aclosing(PrefillSession(call, self._node).progress()) as stream:
             async for progress in stream:
-                yield prefill_pb2.PrefillProgress(
-                    cached_blocks=progress.cached_blocks,
-                    published_blocks=progress.published_blocks,
-                    prompt_blocks=progress.prompt_blocks,
-                    done=progress.done,
-                    degraded=progress.degraded,
+                await context.write(
+                    prefill_pb2.PrefillProgress(
+                        cached_blocks=progress.cached_blocks,
+                        published_blocks=progress.published_blocks,
+                        prompt_blocks=progress.prompt_blocks,
+                        done=progress.done,
+                        degraded=progress.degraded,
+                    )
                 )
 
-    @unary
+    @guarded
     async def Load(self, request: prefill_pb2.PrefillLoadRequest, context: Any) -> prefill_pb2.PrefillLoadResponse:
         load = self._node.engine.load()
         return prefill_pb2.PrefillLoadResponse(

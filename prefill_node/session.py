@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from kvstore.client import PrefixLease
@@ -14,6 +14,7 @@ from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, PinnedPrefix
 from prefill_node.limits import check_namespace
 from prefill_node.prefix import fetch_run, give_back_reserved, settle
+from prefill_node.publish import Publication
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,26 +38,28 @@ class Progress:
 
 
 class PrefillSession:
+    _publication: Publication
+
     def __init__(self, call: PrefillCall, node: ComputeNode) -> None:
         self._call = call
         self._node = node
         self._error: LarderError | None = None
         self._submitted = False
-        self._publication = node.publisher.watch(call.request_id)
 
-    async def progress(self) -> AsyncIterator[Progress]:
+    async def progress(self) -> AsyncGenerator[Progress, None]:
         """Yield once at the start and once for each change; the last has `done`.
 
         Raises InvalidRequest before any work, Unavailable when the engine fails or the node drains. Closing the iterator stops the
         work within one step.
         """
         node, call = self._node, self._call
+        check_namespace(call.namespace)
+        node.limits.check_prompt(call.token_ids, room_for=0)
+        chain = node.chain(call.namespace, call.token_ids)
+        key_space = node.key_space(call.namespace)
+        self._publication = node.publisher.watch(key_space, chain)
         try:
-            check_namespace(call.namespace)
-            node.limits.check_prompt(call.token_ids, room_for=0)
             with node.sessions.entered(self):
-                chain = node.chain(call.namespace, call.token_ids)
-                key_space = node.key_space(call.namespace)
                 node.sealer.open(call.request_id, key_space)
                 pinned = node.engine.pin_local(chain)
                 try:
@@ -74,7 +77,7 @@ class PrefillSession:
             if self._submitted and not self._publication.is_complete:
                 node.engine.cancel(call.request_id)
             node.sealer.close(call.request_id)
-            node.publisher.forget(call.request_id)
+            node.publisher.forget(self._publication)
 
     def halt(self) -> None:
         if self._submitted:
@@ -126,6 +129,8 @@ class PrefillSession:
         """Put blocks `first` to `end` that the pool has and the store has lost."""
         node = self._node
         for index in range(first, end):
+            if node.publisher.is_on_its_way((key_space, chain[index].hash)):
+                continue  # another request has only just sealed it
             array = node.engine.block_array(pinned.block_ids[index])
             republish = node.executor.submit(node.sealer.republish, chain[index], array, index * node.block_tokens, self._call.request_id)
             await settle([republish])  # a cancel must not free the block while the worker still reads it
@@ -134,6 +139,13 @@ class PrefillSession:
     def _submit(self, pinned: PinnedPrefix, chain: tuple[BlockRef, ...]) -> None:
         node, call = self._node, self._call
         loop = asyncio.get_running_loop()
+
+        def sink(event: EngineEvent) -> None:
+            try:
+                loop.call_soon_threadsafe(self._on_event, event)
+            except RuntimeError:
+                pass  # the loop is closed: the process ends, and nobody listens any more
+
         tokens = call.token_ids[: len(chain) * node.block_tokens]
         node.engine.submit(
             EngineRequest(
@@ -145,7 +157,7 @@ class PrefillSession:
                 max_new_tokens=0,
                 priority=call.priority,
             ),
-            lambda event: loop.call_soon_threadsafe(self._on_event, event),
+            sink,
         )
         self._submitted = True
 
@@ -155,7 +167,7 @@ class PrefillSession:
         elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
             self._publication.complete()
 
-    async def _follow(self, cached: int, prompt_blocks: int) -> AsyncIterator[Progress]:
+    async def _follow(self, cached: int, prompt_blocks: int) -> AsyncGenerator[Progress, None]:
         last: Progress | None = None
         while last is None or not last.done:
             if last is not None:

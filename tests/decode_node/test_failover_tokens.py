@@ -26,6 +26,7 @@ def test_a_successor_goes_on_with_equal_tokens_at_every_cut(
             first = await c.add("decode-1", Role.DECODE)
             second = await c.add("decode-2", Role.DECODE)
             prompt = [random.Random(seed).randrange(3, 500) for _ in range(27)]
+            whole = await c.generate(first, c.call(prompt, max_tokens=ANSWER, sampling=sampling, namespace="whole"))
             for cut in range(ANSWER):
                 # A namespace for each cut: nothing of an earlier one helps.
                 namespace = f"cut-{cut}"
@@ -35,7 +36,6 @@ def test_a_successor_goes_on_with_equal_tokens_at_every_cut(
                 have = begun.tokens[:cut]
                 await first.publisher.flush(timeout=10**10)
                 rest = await c.generate(second, c.call(prompt, generated=have, max_tokens=ANSWER, sampling=sampling, namespace=namespace))
-                whole = await c.generate(first, c.call(prompt, max_tokens=ANSWER, sampling=sampling, namespace=f"whole-{cut}"))
                 assert have + rest.tokens == whole.tokens, f"cut at {cut}"
                 assert rest.positions == list(range(cut, ANSWER)), f"cut at {cut}"
             await idle(first)
@@ -69,10 +69,14 @@ def test_a_long_prompt_prefilled_elsewhere_survives_several_failovers(cluster: C
 def test_equal_tokens_in_a_changing_batch(cluster: Callable[..., Any], seed: int) -> None:
     async def main() -> None:
         async with cluster(stores=3) as c:
+            prefill = await c.add("prefill-1", Role.PREFILL)
             first = await c.add("decode-1", Role.DECODE)
             second = await c.add("decode-2", Role.DECODE)
             draw = random.Random(seed + 2)
             prompts = [[draw.randrange(3, 500) for _ in range(draw.randrange(5, 60))] for _ in range(6)]
+            for namespace in ("alone", "many"):
+                for prompt in prompts:
+                    await c.prefill(prefill, prompt, namespace=namespace)
             alone = [await c.generate(first, c.call(prompt, max_tokens=16, sampling=SAMPLED, namespace="alone")) for prompt in prompts]
 
             async def with_failover(prompt: list[int], cut: int) -> list[int]:

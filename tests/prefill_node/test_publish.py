@@ -15,12 +15,18 @@ from prefill_node.publish import PublishConfig, Publisher, SealedPayload
 KEY_SPACE = KeySpace(Namespace("n"), LayoutFingerprint(bytes(32)))
 
 
-def sealed(index: int, *, request: str = "r", size: int = 100, key_space: KeySpace = KEY_SPACE) -> SealedPayload:
+def ref(index: int) -> BlockRef:
     def digest(number: int) -> bytes:
         return number.to_bytes(32, "big")
 
-    ref = BlockRef(BlockHash(digest(index + 1)), BlockHash(digest(index)), StripeId(digest(index // 8)), index)
-    return SealedPayload(request, key_space, ref, bytes(size))
+    return BlockRef(BlockHash(digest(index + 1)), BlockHash(digest(index)), StripeId(digest(index // 8)), index)
+
+
+CHAIN = [ref(index) for index in range(20)]
+
+
+def sealed(index: int, *, size: int = 100, key_space: KeySpace = KEY_SPACE) -> SealedPayload:
+    return SealedPayload(key_space, ref(index), bytes(size))
 
 
 class Shelf:
@@ -59,7 +65,7 @@ def test_offers_from_another_thread_arrive_in_order_and_are_followed_to_the_end(
     async def main() -> None:
         shelf = Shelf()
         async with running(shelf, batch_blocks=4, batches_in_flight=1) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             engine = threading.Thread(target=lambda: [publisher.offer(sealed(index), wait=True) for index in range(10)])
             engine.start()
             while publication.readable_blocks < 10:
@@ -81,7 +87,7 @@ def test_a_failed_block_ends_the_readable_run_and_nothing_else() -> None:
         shelf = Shelf()
         shelf.outcome_of = {2: PutOutcome.FAILED, 3: PutOutcome.DEGRADED}
         async with running(shelf) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             for index in range(6):
                 assert publisher.offer(sealed(index), wait=False)
             assert await publisher.flush(timeout=seconds(5))
@@ -96,7 +102,7 @@ def test_a_failed_block_ends_the_readable_run_and_nothing_else() -> None:
 def test_blocks_found_in_the_store_join_the_run() -> None:
     async def main() -> None:
         async with running(Shelf()) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             publisher.offer(sealed(3), wait=False)
             assert await publisher.flush(timeout=seconds(5))
             assert publication.readable_blocks == 0
@@ -106,12 +112,37 @@ def test_blocks_found_in_the_store_join_the_run() -> None:
     asyncio.run(main())
 
 
+def test_a_block_that_another_request_sealed_counts_for_every_chain_it_is_in() -> None:
+    async def main() -> None:
+        shelf = Shelf()
+        shelf.gate.clear()
+        async with running(shelf) as publisher:
+            early = publisher.watch(KEY_SPACE, CHAIN[:2])
+            publisher.offer(sealed(0), wait=False)
+            await shelf.entered.wait()
+            assert publisher.is_on_its_way((KEY_SPACE, CHAIN[0].hash))
+            late = publisher.watch(KEY_SPACE, CHAIN[:5])
+            late.complete()
+            assert not late.done
+            shelf.gate.set()
+            assert await publisher.flush(timeout=seconds(5))
+            assert late.done
+            assert early.readable_blocks == late.readable_blocks == 1
+            assert not publisher.is_on_its_way((KEY_SPACE, CHAIN[0].hash))
+            publisher.forget(late)
+            publisher.offer(sealed(1), wait=False)
+            assert await publisher.flush(timeout=seconds(5))
+            assert (early.readable_blocks, late.readable_blocks) == (2, 1)
+
+    asyncio.run(main())
+
+
 def test_a_full_queue_drops_what_may_not_wait_and_says_so() -> None:
     async def main() -> None:
         shelf = Shelf()
         shelf.gate.clear()
         async with running(shelf, queue_bytes=Bytes(250)) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             assert [publisher.offer(sealed(index), wait=False) for index in range(4)] == [True, True, False, False]
             shelf.gate.set()
             assert await publisher.flush(timeout=seconds(5))
@@ -127,7 +158,7 @@ def test_a_full_queue_holds_up_who_may_wait_until_there_is_room() -> None:
         shelf = Shelf()
         shelf.gate.clear()
         async with running(shelf, queue_bytes=Bytes(250), batch_blocks=1, wait_for_room=seconds(20)) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             taken: list[bool] = []
             engine = threading.Thread(target=lambda: taken.extend(publisher.offer(sealed(index), wait=True) for index in range(6)))
             engine.start()
@@ -183,7 +214,7 @@ def test_a_put_that_raises_fails_its_blocks_and_the_publisher_goes_on() -> None:
         shelf = Shelf()
         shelf.raises = RuntimeError("broken")
         async with running(shelf) as publisher:
-            publication = publisher.watch("r")
+            publication = publisher.watch(KEY_SPACE, CHAIN)
             publisher.offer(sealed(0), wait=False)
             assert await publisher.flush(timeout=seconds(5))
             assert publication.degraded

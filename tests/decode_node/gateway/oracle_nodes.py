@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from functools import wraps
 from typing import Any
 
+import grpc
 from kvpb.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc, store_pb2, store_pb2_grpc
 
 from kvstore.core.chain import chain_of, root_hash
@@ -34,14 +36,15 @@ def oracle_token(prompt: Sequence[int], seed: int, position: int) -> int:
     return 97 + digest[0] % 26
 
 
-def streaming(method: Callable[..., AsyncIterator[Any]]) -> Callable[..., AsyncIterator[Any]]:
+def streaming(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncIterator[Any]]:
     """A LarderError of a servicer's generator becomes its status code."""
 
     @wraps(method)
     async def guarded(self: Any, request: Any, context: Any) -> AsyncIterator[Any]:
         try:
-            async for answer in method(self, request, context):
-                yield answer
+            async with aclosing(method(self, request, context)) as answers:
+                async for answer in answers:
+                    yield answer
         except LarderError as error:
             await context.abort(status_code_of(error), str(error))
 
@@ -122,6 +125,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         """Called before each token with its position."""
         self.fail_at: dict[int, Exception] = {}
         """Position -> what is raised instead of that token; once."""
+        self.abort_at: dict[int, str] = {}
+        """Position -> the name of the gRPC status that ends the stream instead of that token; once."""
         self.end_early_at: int | None = None
         self.shift_from: int | None = None
         """From this position on every position is sent one too low: that token comes twice."""
@@ -141,16 +146,19 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         if self.refusal is not None:
             raise self.refusal
         self.streams += 1
+        # A cancel arrives in here as CancelledError, or as GeneratorExit when gRPC was just sending.
+        over = False
         try:
-            async for event in self._events(request):
-                yield event
-        except asyncio.CancelledError:
-            self.cancelled.set()
-            raise
+            async with aclosing(self._events(request, context)) as events:
+                async for event in events:
+                    over = event.HasField("finished")
+                    yield event
         finally:
             self.streams -= 1
+            if not over:
+                self.cancelled.set()
 
-    async def _events(self, request: decode_pb2.GenerateRequest) -> AsyncIterator[decode_pb2.GenerateEvent]:
+    async def _events(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         prompt = tuple(request.prompt_token_ids)
         chain = chain_of(
             prompt, block_tokens=BLOCK_TOKENS, root=root_hash(namespace=Namespace(request.namespace), model_digest=DIGEST, layout=LAYOUT)
@@ -169,6 +177,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
                 yield decode_pb2.GenerateEvent(heartbeat=decode_pb2.Heartbeat())
             if position in self.fail_at:
                 raise self.fail_at.pop(position)
+            if position in self.abort_at:
+                await context.abort(grpc.StatusCode[self.abort_at.pop(position)], "told to")
             if position == self.end_early_at:
                 self.end_early_at = None
                 return
@@ -230,7 +240,7 @@ class PrefillNode(Node, prefill_pb2_grpc.PrefillServiceServicer):
                 await self.while_frozen()
                 self.shelf.publish(ref)
                 yield prefill_pb2.PrefillProgress(published_blocks=published, **counts)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):
             self.cancelled.set()
             raise
         yield prefill_pb2.PrefillProgress(published_blocks=len(chain), done=True, **counts)

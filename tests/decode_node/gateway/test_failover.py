@@ -1,0 +1,334 @@
+"""Every way a decode node can go: the client's stream goes on, no token lost, none twice, nothing broken at the seam."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from kvstore.core.view import Member, MemberState, Role
+from kvstore.errors import InvalidRequest, Overloaded, Unavailable
+from kvstore.ids import BootId, NodeId
+
+
+def used_node(kitchen, usage):
+    return next(node for node in kitchen.decode if node.node_id == usage["larder"]["decode_nodes"][0])
+
+
+async def streamed(kitchen, prompt="tell me", **fields):
+    """(text, token ids, finish reason, usage) of a stream; every piece is checked to be whole."""
+    request = {"model": "oracle", "prompt": prompt, "seed": 1, "max_tokens": 30, "stream": True, "stream_options": {"include_usage": True}}
+    text, token_ids, reason, usage = "", [], None, None
+    async with kitchen.http.stream("POST", "/v1/completions", json={**request, "larder": {"return_token_ids": True}, **fields}) as response:
+        assert response.status_code == 200, await response.aread()
+        async for line in response.aiter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            piece = json.loads(line.removeprefix("data: "))
+            assert "error" not in piece, piece
+            for choice in piece["choices"]:
+                text += choice["text"]
+                token_ids += choice["token_ids"]
+                reason = choice["finish_reason"] or reason
+            usage = piece.get("usage") or usage
+    return text, token_ids, reason, usage
+
+
+def break_at(kitchen, position, how):
+    """The first node that comes to `position` breaks there; the others never do."""
+    broken = []
+
+    def before_token(node):
+        def check(at):
+            if at == position and not broken:
+                broken.append(node)
+                how(node)
+
+        return check
+
+    for node in kitchen.decode:
+        node.before_token = before_token(node)
+    return broken
+
+
+@pytest.mark.parametrize("position", [0, 1, 2, 15, 28, 29])
+def test_a_stream_that_ends_with_an_error_goes_on_elsewhere_from_any_token(serving, position) -> None:
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, position, lambda node: node.fail_at.update({position: Unavailable("a step failed")}))
+        text, token_ids, reason, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert bytes(token_ids).decode() == text
+        assert reason == "length"
+        assert usage["completion_tokens"] == 30
+        assert usage["larder"]["failovers"] == 1
+        assert len(set(usage["larder"]["decode_nodes"])) == 2
+        assert kitchen.counted("larder_failovers_total", reason="error") == 1
+
+    serving(scenario)
+
+
+@pytest.mark.parametrize("status", ["UNKNOWN", "CANCELLED", "INTERNAL", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "NOT_FOUND"])
+def test_a_stream_that_ends_with_any_status_of_failure_goes_on_elsewhere(serving, status) -> None:
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, 10, lambda node: node.abort_at.update({10: status}))
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert kitchen.counted("larder_failovers_total", reason="error") == 1
+
+    serving(scenario)
+
+
+def test_an_exception_in_the_node_is_a_failover(serving) -> None:
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, 10, lambda node: node.fail_at.update({10: RuntimeError("a bug in the node")}))
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert kitchen.counted("larder_failovers_total", reason="error") == 1
+
+    serving(scenario)
+
+
+def test_a_node_that_dies_in_mid_stream_is_replaced(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kills = []
+        break_at(kitchen, 12, lambda node: kills.append(asyncio.ensure_future(node.kill())))
+        for node in kitchen.decode:
+            node.token_pause_s = 0.005
+        text, _, _, usage = await streamed(kitchen)
+        await asyncio.gather(*kills)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["failovers"] == 1
+        assert usage["larder"]["max_gap_ms"] < 500
+
+    serving(scenario)
+
+
+def test_a_frozen_node_is_noticed_by_its_silence(serving) -> None:
+    async def scenario(kitchen) -> None:
+        broken = break_at(kitchen, 12, lambda node: node.freeze())
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert kitchen.counted("larder_failovers_total", reason="silent") == 1
+        assert 400 < usage["larder"]["max_gap_ms"] < 1_500
+        broken[0].thaw()
+        await asyncio.wait_for(broken[0].cancelled.wait(), 5)
+
+    serving(scenario)
+
+
+def test_a_node_frozen_before_its_first_token_is_left(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[0].freeze()
+        text, _, _, usage = await streamed(kitchen)
+        kitchen.decode[0].thaw()
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["decode_nodes"][-1] == "decode-1"
+
+    serving(scenario)
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ({"shift_from": 7}, "position"),
+        ({"skip_at": 7}, "position"),
+        ({"end_early_at": 7}, "incomplete"),
+        ({"silent_from": 7}, "silent"),
+    ],
+)
+def test_a_node_that_lies_about_positions_or_stops_early_is_left(serving, lie, reason) -> None:
+    async def scenario(kitchen) -> None:
+        for name, value in lie.items():
+            setattr(kitchen.decode[0], name, value)
+        text, token_ids, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert len(token_ids) == 30
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
+        assert list(kitchen.decode[1].requests[0].generated_token_ids) == token_ids[:7]
+        assert kitchen.counted("larder_failovers_total", reason=reason) == 1
+
+    serving(scenario)
+
+
+def test_tokens_beyond_the_longest_answer_are_not_taken(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[0].beyond_max = True
+        text, token_ids, reason, usage = await streamed(kitchen)
+        assert (text, len(token_ids), reason) == (kitchen.expected_text("tell me", 1, 30), 30, "length")
+        assert usage["completion_tokens"] == 30
+
+    serving(scenario)
+
+
+def test_a_node_that_dies_between_the_last_token_and_the_end_needs_no_successor(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[0].end_early_at = 30
+        kitchen.decode[0].beyond_max = True
+        text, _, reason, usage = await streamed(kitchen)
+        assert (text, reason) == (kitchen.expected_text("tell me", 1, 30), "length")
+        assert usage["larder"]["decode_nodes"] == ["decode-0"]
+
+    serving(scenario)
+
+
+def test_several_failovers_in_one_stream(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.fail_at = {position: Unavailable("again") for position in (3, 4, 20, 29)}
+        text, token_ids, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert len(token_ids) == 30
+        assert usage["larder"]["failovers"] >= 4
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_a_character_and_a_stop_string_that_span_the_seam_come_out_right(serving) -> None:
+    """The answer is cut at every byte in turn: no broken character, and the stop string is found wherever the seam lies."""
+    answer = "你好🙂，世界END之后"
+    script = list(answer.encode())
+
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.script = script
+        for position in range(len("你好🙂，世界END".encode())):
+            for node in kitchen.decode:
+                node.fail_at = {}
+            break_at(kitchen, position, lambda node, position=position: node.fail_at.update({position: Unavailable("dies")}))
+            text, _, reason, usage = await streamed(kitchen, stop=["END"], max_tokens=100)
+            assert text == "你好🙂，世界", f"seam at byte {position}"
+            assert reason == "stop"
+            assert usage["larder"]["failovers"] == 1
+
+    serving(scenario)
+
+
+def test_a_single_node_that_comes_back_goes_on_with_its_own_stream(serving) -> None:
+    async def scenario(kitchen) -> None:
+        (node,) = kitchen.decode
+        restarts = []
+
+        async def die_and_come_back() -> None:
+            await node.kill()
+            await node.restart()
+
+        break_at(kitchen, 8, lambda node: restarts.append(asyncio.ensure_future(die_and_come_back())))
+        node.token_pause_s = 0.005
+        text, _, _, usage = await streamed(kitchen)
+        await asyncio.gather(*restarts)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["failovers"] >= 1
+
+    serving(scenario, decode_nodes=1)
+
+
+def test_a_request_that_no_node_can_serve_ends_with_503_after_bounded_attempts(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.fail_at = {0: Unavailable("poison")}
+            node.before_token = lambda _, node=node: node.fail_at.update({0: Unavailable("poison")})
+        response = await kitchen.complete()
+        assert response.status_code == 503
+        assert response.json()["error"]["type"] == "server_error"
+        assert sum(len(node.requests) for node in kitchen.decode) == 3
+
+    serving(scenario, limits={"failures_in_a_row": 3})
+
+
+def test_a_stream_that_cannot_go_on_ends_with_an_error_event(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.before_token = lambda at, node=node: node.fail_at.update({at: Unavailable("poison")}) if at >= 5 else None
+        request = {"model": "oracle", "prompt": "tell me", "seed": 1, "max_tokens": 30, "stream": True}
+        async with kitchen.http.stream("POST", "/v1/completions", json=request) as response:
+            lines = [line async for line in response.aiter_lines() if line]
+        assert lines[-1] == "data: [DONE]"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "unavailable"
+        shown = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2])
+        assert shown == kitchen.expected_text("tell me", 1, 5)
+
+    serving(scenario, limits={"failures_in_a_row": 2})
+
+
+def test_a_busy_node_passes_the_request_on_and_all_busy_is_429(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[0].refusal = Overloaded("full")
+        response = await kitchen.complete()
+        assert response.status_code == 200
+        assert response.json()["usage"]["larder"]["failovers"] == 0
+        kitchen.decode[1].refusal = Overloaded("full")
+        response = await kitchen.complete()
+        assert response.status_code == 429
+        assert response.json()["error"]["type"] == "rate_limit_error"
+        assert response.headers["retry-after"]
+
+    serving(scenario, limits={"failures_in_a_row": 3})
+
+
+def test_a_request_the_node_calls_invalid_is_not_tried_elsewhere(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.refusal = InvalidRequest("the pool has no room for this prompt")
+        response = await kitchen.complete()
+        assert response.status_code == 400
+        assert "no room" in response.json()["error"]["message"]
+        assert sum(len(node.requests) for node in kitchen.decode) == 1
+
+    serving(scenario)
+
+
+def test_a_draining_node_gets_no_new_sessions_and_hands_its_streams_over(serving) -> None:
+    async def scenario(kitchen) -> None:
+        def drain(node) -> None:
+            kitchen.refresh_view({node.node_id: MemberState.DRAINING})
+            node.fail_at[10] = Unavailable("this node drains")
+
+        broken = break_at(kitchen, 10, drain)
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        await asyncio.sleep(0.15)  # three polls: the gateway has seen the view
+        for _ in range(4):
+            response = await kitchen.complete()
+            assert response.json()["usage"]["larder"]["decode_nodes"] != [broken[0].node_id]
+
+    serving(scenario)
+
+
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_by_a_signal(serving, oracle_script, subprocess_environment, blow) -> None:
+    async def scenario(kitchen) -> None:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, str(oracle_script), stdout=asyncio.subprocess.PIPE, env=subprocess_environment
+        )
+        try:
+            assert process.stdout is not None
+            address = (await process.stdout.readline()).decode().strip()
+            kitchen.extra_members.append(
+                Member(node_id=NodeId("a-process"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=address)
+            )
+            kitchen.refresh_view()
+            await kitchen.until(lambda: len(kitchen.service.fleet.decode_candidates(kitchen.service.fleet.served.identity)) == 2, "polled")
+            started = time.monotonic()
+            stream = asyncio.ensure_future(streamed(kitchen))
+            await kitchen.until(
+                lambda: any(len(session.transcript.generated_token_ids) >= 5 for session in kitchen.service.sessions), "five tokens"
+            )
+            (session,) = kitchen.service.sessions
+            assert session.decode_node == "a-process"
+            process.send_signal(blow)
+            text, _, _, usage = await stream
+            assert text == kitchen.expected_text("tell me", 1, 30)
+            assert usage["larder"]["decode_nodes"] == ["a-process", "decode-0"]
+            assert usage["larder"]["max_gap_ms"] < (1_500 if blow == signal.SIGSTOP else 300)
+            assert time.monotonic() - started < 10
+        finally:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+    serving(scenario, decode_nodes=1)
