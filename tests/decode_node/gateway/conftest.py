@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import os
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -144,6 +145,7 @@ async def opened_kitchen(
     timeouts: dict[str, Nanos] | None = None,
     limits: dict[str, Any] | None = None,
     min_prefill_tokens: int = 16,
+    send_buffer_bytes: int | None = None,
     **config: Any,
 ) -> AsyncIterator[Kitchen]:
     shelf = oracle_nodes.Shelf()
@@ -155,6 +157,8 @@ async def opened_kitchen(
             await node.start()
             stack.push_async_callback(node.kill)
         sock = listening_socket("127.0.0.1", 0)
+        if send_buffer_bytes is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         port = sock.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
         settings = GatewayConfig(

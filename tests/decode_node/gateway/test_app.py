@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import openai
 import pytest
 
 from kvstore.core.view import MemberState
+from kvstore.units import milliseconds
 
 CHAT = {"model": "oracle", "messages": [{"role": "user", "content": "你好"}], "seed": 1, "max_tokens": 20}
 
@@ -270,18 +272,18 @@ def test_a_client_that_goes_away_stops_its_work_everywhere(serving, stream, stag
 
 def test_a_client_that_reads_nothing_is_given_up(serving) -> None:
     async def scenario(kitchen) -> None:
-        body = json.dumps({"model": "oracle", "prompt": "x", "max_tokens": 500, "stream": True, "stop": "zzzzzz"}).encode()
-        for node in kitchen.decode:
-            node.token_pause_s = 0.0
-        # 500 events of a few hundred bytes do not fill the sockets' buffers, so make the kernel's small.
-        reader, writer = await asyncio.open_connection("127.0.0.1", kitchen.port, limit=1)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
-        await kitchen.until(lambda: kitchen.counted("larder_requests_total", route="/v1/completions", status="200") == 1, "ended")
-        assert len(kitchen.service.sessions) == 0
-        writer.close()
-        del reader
+        body = json.dumps({"model": "oracle", "prompt": "x", "max_tokens": 500, "stream": True}).encode()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", kitchen.port))
+            client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body))
+            await kitchen.until(lambda: len(kitchen.service.sessions) == 1, "begun")
+            await kitchen.until(lambda: len(kitchen.service.sessions) == 0, "given up")
+        generated = kitchen.counted("larder_answer_tokens_total")
+        assert 0 < generated < 500
 
-    serving(scenario, timeouts={"send": 10**9})
+    # Small buffers: some 100 KB of events must fill them.
+    serving(scenario, timeouts={"send": milliseconds(300)}, send_buffer_bytes=4096)
 
 
 def test_too_many_answers_at_once_are_429(serving) -> None:
