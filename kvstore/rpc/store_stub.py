@@ -6,6 +6,7 @@ Unavailable) when the deadline came first. Cancelling the caller cancels the cal
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -15,6 +16,8 @@ import grpc
 import grpc.aio
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
+from kvstore.core.events import CommitStatus, ReadStatus, ReserveStatus
+from kvstore.core.extent import Tier
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.rpc.convert import block_ref_to_proto, block_refs_to_proto, key_space_to_proto
@@ -26,36 +29,6 @@ Status = TypeVar("Status", bound=IntEnum)
 
 class DeadlinePassed(Unavailable):
     """The peer did not answer in time: it may be frozen, overloaded or behind a black hole. Use another one."""
-
-
-class ReserveStatus(IntEnum):
-    GRANTED = store_pb2.RESERVE_STATUS_GRANTED
-    EXISTS = store_pb2.RESERVE_STATUS_EXISTS
-    PENDING = store_pb2.RESERVE_STATUS_PENDING
-    NO_ROOM = store_pb2.RESERVE_STATUS_NO_ROOM
-    QUOTA = store_pb2.RESERVE_STATUS_QUOTA
-    TOO_LARGE = store_pb2.RESERVE_STATUS_TOO_LARGE
-
-
-class CommitStatus(IntEnum):
-    STORED = store_pb2.COMMIT_STATUS_STORED
-    EXPIRED = store_pb2.COMMIT_STATUS_EXPIRED
-    BAD_CHECKSUM = store_pb2.COMMIT_STATUS_BAD_CHECKSUM
-    INCOMPLETE = store_pb2.COMMIT_STATUS_INCOMPLETE
-
-
-class ReadStatus(IntEnum):
-    OK = store_pb2.READ_STATUS_OK
-    NOT_LEASED = store_pb2.READ_STATUS_NOT_LEASED
-    CORRUPT = store_pb2.READ_STATUS_CORRUPT
-    IO_ERROR = store_pb2.READ_STATUS_IO_ERROR
-
-
-class Tier(IntEnum):
-    UNKNOWN = store_pb2.TIER_UNSPECIFIED
-    GPU = store_pb2.TIER_GPU
-    HOST = store_pb2.TIER_HOST
-    SSD = store_pb2.TIER_SSD
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +142,9 @@ class StoreStub:
                 yield ReceivedChunk(message.item, status, Bytes(message.offset_bytes), message.data, message.last)
         except grpc.RpcError as error:
             raise _error(error) from None
+        except asyncio.CancelledError:
+            _reraise_if_asked_for()
+            raise Unavailable("the channel was closed under the call") from None
         finally:
             call.cancel()
 
@@ -205,6 +181,16 @@ async def _answer(call: Any) -> Any:
         return await call
     except grpc.RpcError as error:
         raise _error(error) from None
+    except asyncio.CancelledError:
+        _reraise_if_asked_for()
+        raise Unavailable("the channel was closed under the call") from None
+
+
+def _reraise_if_asked_for() -> None:
+    """Inside `except CancelledError`. grpc.aio raises it too when a channel is closed under a call, though nobody cancelled the task."""
+    task = asyncio.current_task()
+    if task is None or task.cancelling():
+        raise
 
 
 def _error(error: grpc.RpcError) -> LarderError:

@@ -10,10 +10,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 
+from kvstore.core.events import ReadStatus
 from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
-from kvstore.rpc.store_stub import DeadlinePassed, ReadStatus, ReceivedChunk, StoreStub, WrittenChunk
+from kvstore.rpc.store_stub import DeadlinePassed, ReceivedChunk, StoreStub, WrittenChunk
 from kvstore.transport.payload_transport import PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
 from kvstore.units import Bytes, Nanos, to_milliseconds, to_seconds
 
