@@ -62,9 +62,6 @@ class NodeServer:
         self._clock = clock or SystemClock()
         self._metrics = NodeMetrics(metrics_registry or CollectorRegistry())
         self._started_at = self._clock.now()
-        self._state = StoreState(config.store_config(), boot_id=self.boot_id)
-        for usage in self._state.status().tiers:
-            self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
         with contextlib.ExitStack() as opening:
             self.host = HostArena(config.host_capacity)
             opening.callback(self.host.close)
@@ -74,7 +71,10 @@ class NodeServer:
                 self._regions = SsdRegions(config.ssd_path, capacity=config.ssd_capacity, region_bytes=config.region_bytes)
                 self._ssd = wrap_ssd(self._regions)
                 opening.callback(self._ssd.close)
+            self._state = StoreState(config.store_config(), boot_id=self.boot_id)
             self._tiers = opening.pop_all()
+        for usage in self._state.status().tiers:
+            self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
 
     @property
     def address(self) -> str:

@@ -74,7 +74,8 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
 
     @guarded
     async def WritePayloads(self, chunks: AsyncIterator[store_pb2.WriteChunk], context: Any) -> store_pb2.WriteResponse:
-        """The writer is taken for gone when it stops in the middle of a payload: what it began is given up at once, not after 30 s."""
+        """A payload comes whole in one stream: what its stream leaves unfinished, however that ends, is given up at once and not after
+        30 s."""
         incoming = self._node.incoming
         begun: set[WriteToken] = set()
         refused: set[WriteToken] = set()
@@ -87,10 +88,8 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
                     begun.add(token)
                     if not incoming.take(token, chunk.offset_bytes, chunk.data):
                         refused.add(token)
-        except BaseException:
-            self._abandon(begun)
-            raise
-        self._abandon(refused & begun)
+        finally:
+            self._give_up_unfinished(begun)
         return store_pb2.WriteResponse(refused_write_tokens=sorted(refused))
 
     @guarded
@@ -187,7 +186,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         except TimeoutError:
             raise Unavailable(f"no chunk for {to_seconds(self._config.reservation_ttl):.0f} s: the write tokens are gone") from None
 
-    def _abandon(self, tokens: set[WriteToken]) -> None:
+    def _give_up_unfinished(self, tokens: set[WriteToken]) -> None:
         unfinished = tuple(token for token in tokens if self._node.incoming.is_open(token) and not self._node.incoming.is_complete(token))
         if unfinished:
             self._node.feed(ReservationsAbandoned(write_tokens=unfinished))

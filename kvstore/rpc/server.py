@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from kvstore.errors import ConfigError, LarderError
+from kvstore.process import cannot_listen, listening_socket
 from kvstore.rpc.convert import MAX_BATCH_ITEMS
 from kvstore.rpc.errors import status_code_of
 from kvstore.units import MIB
@@ -47,12 +48,14 @@ def make_server() -> Any:
 
 def bind(server: Any, *, host: str, port: int) -> int:
     """Adds the port (0: a free one) and returns the number. Raises ConfigError when it is in use or the host is not ours."""
+    if port:
+        listening_socket(host, port).close()  # says what is wrong in our words, where gRPC would log it to stderr in its own
     try:
         bound = int(server.add_insecure_port(f"{host}:{port}"))
     except RuntimeError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: in use, or not an address of this machine") from error
+        raise ConfigError(cannot_listen(host, port, str(error))) from error
     if bound == 0:
-        raise ConfigError(f"cannot listen on {host}:{port}: in use, or not an address of this machine")
+        raise ConfigError(cannot_listen(host, port, "no address"))
     return bound
 
 

@@ -101,7 +101,9 @@ def test_a_fault_of_the_medium_costs_the_one_block_it_hits(serving, chain, push_
 def test_a_fault_while_demoting_loses_nothing_that_is_in_memory_and_lists_nothing_bad(serving, chain, eventually, fault):
     async def scenario():
         faults = Faults()
-        async with serving(ssd=True, demote_above=0.0, wrap_ssd=lambda regions: FaultyTier(regions, faults)) as (server, client):
+        async with serving(
+            ssd=True, demote_above=0.0, drain_deadline=seconds(0.2), wrap_ssd=lambda regions: FaultyTier(regions, faults)
+        ) as (_, client):
             setattr(faults, fault, 3)
             refs = chain("a", 20)
             await client.store(refs)

@@ -1,6 +1,7 @@
 """A client that goes away in the middle leaves nothing behind: no reservation, no lease, no read, no bytes."""
 
 import asyncio
+import threading
 from contextlib import aclosing
 
 import grpc
@@ -82,13 +83,12 @@ def test_a_writer_that_falls_silent_is_cut_off(serving, chain):
 
 def test_a_reader_that_goes_away_in_the_middle_gives_its_copies_back(serving, chain, eventually):
     async def scenario():
-        async with serving(lease_ttl=seconds(0.3)) as (server, client):
-            refs = chain("a", 3)
+        async with serving(lease_ttl=seconds(0.3), host_capacity=Bytes(40 * MIB)) as (server, client):
+            refs = chain("a", 32)
             await client.store(refs, size=MIB)
             acquired = await client.acquire(refs)
-            async with aclosing(
-                client.stub.read_payloads(acquired.lease_id, client.key_space, [ref.hash for ref in refs], timeout=SOON)
-            ) as chunks:
+            hashes = [ref.hash for ref in refs]
+            async with aclosing(client.stub.read_payloads(acquired.lease_id, client.key_space, hashes, timeout=SOON)) as chunks:
                 await anext(chunks)
                 assert server.node.reads == 1
             await eventually(lambda: server.node.reads == 0)
@@ -98,7 +98,7 @@ def test_a_reader_that_goes_away_in_the_middle_gives_its_copies_back(serving, ch
 
 
 def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(serving, chain, payload, eventually):
-    """Its lease ends, its read is cancelled, its extents are given to other blocks; what it then takes from its buffers is still its own."""
+    """Its lease ends, its read is cancelled, its extents go to other blocks; what it then takes from its buffers is still its own."""
 
     async def scenario():
         async with serving(lease_ttl=seconds(0.1), read_deadline=seconds(0.5), host_capacity=Bytes(8 * MIB)) as (server, client):
@@ -120,8 +120,8 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(ser
                 while (chunk := await call.read()) is not grpc.aio.EOF:
                     received[chunk.item] += chunk.data
                     assert chunk.status in (int(ReadStatus.OK), int(ReadStatus.NOT_LEASED))
-            except grpc.aio.AioRpcError as error:
-                assert error.code() is grpc.StatusCode.UNAVAILABLE
+            except grpc.aio.AioRpcError:
+                pass  # cut off
             for ref, data in zip(refs, received, strict=True):
                 assert payload(ref, MIB).startswith(bytes(data)), "foreign bytes"
             assert len(received[-1]) < MIB, "the reader was not slow enough for this test to mean anything"
@@ -130,26 +130,19 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(ser
     asyncio.run(scenario())
 
 
-def test_a_disk_slower_than_the_read_deadline_is_an_io_error_and_not_a_hang(serving, chain, eventually):
-    import threading
-
-    faults = Faults()
-    released = threading.Event()
-
+def test_a_disk_that_hangs_is_an_io_error_within_the_deadline_and_its_copies_are_not_given_up(serving, chain, push_to_ssd):
     async def scenario():
-        async with serving(
-            ssd=True, demote_above=0.0, read_deadline=seconds(0.3), wrap_ssd=lambda regions: FaultyTier(regions, faults)
-        ) as (server, client):
+        faults = Faults()
+        released = threading.Event()
+        async with serving(ssd=True, read_deadline=seconds(0.3), wrap_ssd=lambda regions: FaultyTier(regions, faults)) as (server, client):
             refs = chain("a", 2)
             await client.store(refs)
-            await on_ssd_only(server, client, refs, eventually)
+            await push_to_ssd(server, client, refs)
             faults.before_read = released.wait
             acquired = await client.acquire(refs)
-            statuses = await client.read(acquired.lease_id, refs)
-            assert set(statuses) <= {ReadStatus.IO_ERROR, ReadStatus.NOT_LEASED}
+            assert set(await client.read(acquired.lease_id, refs)) <= {ReadStatus.IO_ERROR, ReadStatus.NOT_LEASED}
+            assert server.node.reads == 0
             released.set()
-
-    async def on_ssd_only(server, client, refs, eventually):
-        await eventually(lambda: server.status().counters.get("demoted:done", 0) >= 2)
+            assert await client.get(refs) == 2
 
     asyncio.run(scenario())

@@ -94,13 +94,23 @@ def test_bytes_flipped_on_the_wire_are_refused_at_commit_and_never_listed(servin
     asyncio.run(scenario())
 
 
-def test_a_commit_of_fewer_bytes_than_reserved_is_incomplete(serving, chain, payload):
+def test_a_commit_without_bytes_is_incomplete(serving, chain):
+    async def scenario():
+        async with serving() as (_, client):
+            [grant] = await client.reserve(chain("a", 1))
+            assert await client.stub.commit([(grant.write_token, 1)], timeout=SOON) == [CommitStatus.INCOMPLETE]
+            assert await client.put(chain("a", 1)) == [CommitStatus.STORED]
+
+    asyncio.run(scenario())
+
+
+def test_a_payload_that_ends_with_its_stream_before_its_end_is_given_up(serving, chain, payload):
     async def scenario():
         async with serving() as (_, client):
             [ref] = chain("a", 1)
             [grant] = await client.reserve([ref])
             await client.stub.write_payloads([WrittenChunk(grant.write_token, Bytes(0), payload(ref)[:100])], timeout=SOON)
-            assert await client.stub.commit([(grant.write_token, 1)], timeout=SOON) == [CommitStatus.INCOMPLETE]
+            assert await client.stub.commit([(grant.write_token, 1)], timeout=SOON) == [CommitStatus.EXPIRED]
             assert await client.put([ref]) == [CommitStatus.STORED]
 
     asyncio.run(scenario())
