@@ -4,6 +4,9 @@ Every operation is a float32 operation of IEEE 754 in a stated order (no fastmat
 implementation, torch on a device say, gives the same bytes. All kernels and what they call stay in this one file, because
 numba's cache on disk notices changes of the file it caches and of no other.
 
+Inner loops run from 0 over a slice: an index such as `first + i` might be negative, and the test for that keeps LLVM from
+vectorizing (2 to 3 times slower).
+
 A block arrives flat, in C order [layers, 2, heads, tokens, head_dim], in one of two views: `half` (uint16 bit patterns of
 bfloat16 or float16) or `single` (float32); the other view is empty and `kind` says which. Work goes by tiles: the lossy
 tokens of one head's keys, or values, in one layer.
@@ -92,15 +95,18 @@ def _float16_value(bits):
 @inlined
 def _load(half, single, kind, first, out):
     """`out.size` elements from `first` on, widened to float32; exact for every finite value."""
-    if kind == 0:
+    if kind == 2:
+        wide = single[first : first + out.size]
         for i in range(out.size):
-            out[i] = _to_float(np.uint32(half[first + i]) << np.uint32(16))
-    elif kind == 1:
-        for i in range(out.size):
-            out[i] = _float16_value(np.uint32(half[first + i]))
+            out[i] = wide[i]
     else:
-        for i in range(out.size):
-            out[i] = single[first + i]
+        bits = half[first : first + out.size]
+        if kind == 0:
+            for i in range(out.size):
+                out[i] = _to_float(np.uint32(bits[i]) << np.uint32(16))
+        else:
+            for i in range(out.size):
+                out[i] = _float16_value(np.uint32(bits[i]))
 
 
 @inlined
@@ -117,15 +123,18 @@ def _narrow(values, kind):
 @inlined
 def _store(values, half, single, kind, first):
     """Writes float32 `values` as the dtype's elements from `first` on, rounded as by `_narrow`."""
-    if kind == 0:
+    if kind == 2:
+        wide = single[first : first + values.size]
         for i in range(values.size):
-            half[first + i] = np.uint16(_bfloat16_bits(values[i]))
-    elif kind == 1:
-        for i in range(values.size):
-            half[first + i] = np.uint16(_float16_bits(values[i]))
+            wide[i] = values[i]
     else:
-        for i in range(values.size):
-            single[first + i] = values[i]
+        bits = half[first : first + values.size]
+        if kind == 0:
+            for i in range(values.size):
+                bits[i] = np.uint16(_bfloat16_bits(values[i]))
+        else:
+            for i in range(values.size):
+                bits[i] = np.uint16(_float16_bits(values[i]))
 
 
 @inlined
@@ -152,14 +161,14 @@ def _zero(low, inverse, bits):
 
 
 @inlined
-def _channel_extents(tile, start, stop, low, high):
-    """(low, high) of each channel over rows [start, stop); four rows at a time, to touch `low` and `high` less often."""
-    width = low.size
+def _channel_extents(tile, low, high):
+    """(low, high) of each channel over the rows of a tile; four rows at a time, to touch `low` and `high` less often."""
+    rows, width = tile.shape
     for d in range(width):
-        low[d] = tile[start, d]
-        high[d] = tile[start, d]
-    row = start + 1
-    while row + 4 <= stop:
+        low[d] = tile[0, d]
+        high[d] = tile[0, d]
+    row = 1
+    while row + 4 <= rows:
         for d in range(width):
             a, b, c, e = tile[row, d], tile[row + 1, d], tile[row + 2, d], tile[row + 3, d]
             below = a if a < b else b
@@ -171,7 +180,7 @@ def _channel_extents(tile, start, stop, low, high):
             above = above if above > above_too else above_too
             high[d] = high[d] if high[d] > above else above
         row += 4
-    while row < stop:
+    while row < rows:
         for d in range(width):
             value = tile[row, d]
             low[d] = low[d] if low[d] < value else value
@@ -209,9 +218,19 @@ def _quantize_row(row, scale, inverse, zero, levels, codes, decoded):
 
 
 @inlined
-def _dequantize_row(codes, scale, zero, decoded):
-    for d in range(decoded.size):
-        decoded[d] = (np.float32(codes[d]) + zero[d]) * scale[d]
+def _dequantize(packed, bits, scale, zero, decoded):
+    """A row of keys, whose scales and zeros differ by channel."""
+    width = decoded.size
+    if bits == 8:
+        for d in range(width):
+            decoded[d] = (np.float32(packed[d]) + zero[d]) * scale[d]
+    else:
+        half = packed.size
+        for d in range(half):
+            decoded[d] = (np.float32(packed[d] & np.uint8(15)) + zero[d]) * scale[d]
+        upper, upper_zero, upper_scale = decoded[half:], zero[half:], scale[half:]
+        for d in range(width - half):
+            upper[d] = (np.float32(packed[d] >> np.uint8(4)) + upper_zero[d]) * upper_scale[d]
 
 
 @inlined
@@ -222,20 +241,9 @@ def _pack_row(codes, bits, out):
         for d in range(width):
             out[d] = codes[d]
     else:
+        upper = codes[width:]
         for d in range(width):
-            out[d] = codes[d] | np.uint8(codes[d + width] << np.uint8(4))
-
-
-@inlined
-def _unpack_row(packed, bits, codes):
-    width = packed.size
-    if bits == 8:
-        for d in range(width):
-            codes[d] = packed[d]
-    else:
-        for d in range(width):
-            codes[d] = packed[d] & np.uint8(15)
-            codes[d + width] = packed[d] >> np.uint8(4)
+            out[d] = codes[d] | np.uint8(upper[d] << np.uint8(4))
 
 
 @inlined
@@ -296,39 +304,33 @@ def quantize(
         plane = index // (2 * heads) * heads + index % heads
         first = (index * tokens + exact) * width
         _load(half, single, kind, first, tile.reshape(-1))
-        if values:
-            for t in range(lossy):
-                row = tile[t]
+        for t in range(lossy):
+            if values:
                 for g in range(value_scales.shape[2]):
                     start, stop = g * group, min((g + 1) * group, width)
-                    bottom, top = _row_extent(row[start:stop])
+                    bottom, top = _row_extent(tile[t, start:stop])
                     code = _scale_code(bottom, top, levels)
-                    value_scales[plane, t, g] = code
                     step = _scale(code)
                     origin = _zero(bottom, np.float32(1.0) / step, bits)
+                    value_scales[plane, t, g] = code
                     scale[start:stop] = step
                     inverse[start:stop] = np.float32(1.0) / step
                     zero[start:stop] = origin
                     if bits != 8:
                         value_zeros[plane, t, g] = np.int8(origin)
-                _quantize_row(row, scale, inverse, zero, levels, codes, decoded[t])
-                _pack_row(codes, bits, value_codes[plane, t])
-        else:
-            for g in range(key_scales.shape[1]):
-                start, stop = g * group, min((g + 1) * group, lossy)
-                _channel_extents(tile, start, stop, low, high)
+            elif t % group == 0:
+                _channel_extents(tile[t : min(t + group, lossy)], low, high)
                 for d in range(width):
                     code = _scale_code(low[d], high[d], levels)
-                    key_scales[plane, g, d] = code
+                    key_scales[plane, t // group, d] = code
                     scale[d] = _scale(code)
                     inverse[d] = np.float32(1.0) / scale[d]
                     zero[d] = _zero(low[d], inverse[d], bits)
                 if bits != 8:
                     for d in range(width):
-                        key_zeros[plane, g, d] = np.int8(zero[d])
-                for t in range(start, stop):
-                    _quantize_row(tile[t], scale, inverse, zero, levels, codes, decoded[t])
-                    _pack_row(codes, bits, key_codes[plane, t])
+                        key_zeros[plane, t // group, d] = np.int8(zero[d])
+            _quantize_row(tile[t], scale, inverse, zero, levels, codes, decoded[t])
+            _pack_row(codes, bits, value_codes[plane, t] if values else key_codes[plane, t])
         _narrow(decoded.reshape(-1), kind)
         squares[:] = np.float32(0)
         _measure(tile, decoded, worst, squares)
@@ -350,29 +352,22 @@ def dequantize(half, single, kind, shape, exact, group, bits, key_scales, value_
     decoded = np.empty(width, np.float32)
     scale = np.empty(width, np.float32)
     zero = np.full(width, np.float32(-128.0))
-    codes = np.zeros(width + 1, np.uint8)
     for index in range(layers * 2 * heads):
         values = index // heads % 2 == 1
         plane = index // (2 * heads) * heads + index % heads
         first = (index * tokens + exact) * width
-        if values:
-            for t in range(lossy):
+        for t in range(lossy):
+            if values:
                 for g in range(value_scales.shape[2]):
                     start, stop = g * group, min((g + 1) * group, width)
                     scale[start:stop] = _scale(value_scales[plane, t, g])
                     if bits != 8:
                         zero[start:stop] = np.float32(value_zeros[plane, t, g])
-                _unpack_row(value_codes[plane, t], bits, codes)
-                _dequantize_row(codes, scale, zero, decoded)
-                _store(decoded, half, single, kind, first + t * width)
-        else:
-            for g in range(key_scales.shape[1]):
+            elif t % group == 0:
                 for d in range(width):
-                    scale[d] = _scale(key_scales[plane, g, d])
+                    scale[d] = _scale(key_scales[plane, t // group, d])
                 if bits != 8:
                     for d in range(width):
-                        zero[d] = np.float32(key_zeros[plane, g, d])
-                for t in range(g * group, min((g + 1) * group, lossy)):
-                    _unpack_row(key_codes[plane, t], bits, codes)
-                    _dequantize_row(codes, scale, zero, decoded)
-                    _store(decoded, half, single, kind, first + t * width)
+                        zero[d] = np.float32(key_zeros[plane, t // group, d])
+            _dequantize(value_codes[plane, t] if values else key_codes[plane, t], bits, scale, zero, decoded)
+            _store(decoded, half, single, kind, first + t * width)
