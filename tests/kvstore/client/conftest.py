@@ -340,7 +340,7 @@ def until() -> Waiter:
 
     async def wait(happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(5):
-            while not happened():
+            while not happened():  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
 
     return wait

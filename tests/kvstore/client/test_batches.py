@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.client.batches import batches
+from kvstore.client.byte_budget import ByteBudget
+from kvstore.units import Bytes
+
+
+@given(st.lists(st.integers(0, 20)), st.integers(1, 5), st.integers(1, 30))
+def test_batches_keep_order_and_both_bounds(sizes: list[int], most_items: int, most_bytes: int) -> None:
+    cut = list(batches(list(enumerate(sizes)), most_items=most_items, most_bytes=Bytes(most_bytes)))
+    assert [item for batch in cut for item in batch] == list(range(len(sizes)))
+    for batch in cut:
+        assert 1 <= len(batch) <= most_items
+        assert len(batch) == 1 or sum(sizes[item] for item in batch) <= most_bytes
+
+
+def test_a_budget_makes_others_wait_and_lets_one_that_is_larger_than_all_pass_alone() -> None:
+    async def test() -> None:
+        budget = ByteBudget(10)
+        await budget.take(25)
+        waiting = asyncio.create_task(budget.take(1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await budget.give_back(25)
+        await waiting
+        assert budget.taken == 1
+        assert budget.fits(9)
+        assert not budget.fits(10)
+
+    asyncio.run(test())
