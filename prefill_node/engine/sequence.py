@@ -100,13 +100,15 @@ class Sequence:
         self.computed = min(len(self.blocks) * self.block_tokens, self.target)
 
     def decide_chunk_end(self, *, tail_blocks: int) -> None:
-        """A short uncovered tail is recomputed as decode rows: bit for bit what was there when it was generated token by token."""
+        """Only a prompt is computed in chunks. What was generated is recomputed as decode rows, however much of it a cache lost: bit for
+        bit what was there when it came token by token; and so is a short uncovered tail of the prompt, as it was the first time."""
+        prompt_tokens = self.request.first_output
         if self.prefill_only:
             self.chunk_end = self.target
-        elif self.missing <= tail_blocks * self.block_tokens:
+        elif prompt_tokens - self.computed <= tail_blocks * self.block_tokens:
             self.chunk_end = self.computed
         else:
-            self.chunk_end = self.usable_blocks * self.block_tokens
+            self.chunk_end = (prompt_tokens - 1) // self.block_tokens * self.block_tokens
 
     def append(self, token_id: int) -> None:
         self.tokens.append(token_id)
