@@ -40,7 +40,9 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
-_KERNELS = 4
+_CACHE_FILES = 4
+"""Compiled forms of the kernels: `largest_bits` has two, `quantize` and `dequantize` one each."""
+
 _NO_HALF = np.empty(0, np.uint16)
 _NO_SINGLE = np.empty(0, np.float32)
 
@@ -294,7 +296,7 @@ def warm_up() -> None:
     """
     layout = Layout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_tokens=8)
     single = Layout(layers=1, kv_heads=1, head_dim=8, dtype="float32", block_tokens=8)
-    for attempt_left in reversed(range(_KERNELS)):
+    for left in reversed(range(_CACHE_FILES + 1)):
         try:
             for one in (layout, single):
                 codec = BlockCodec(one, model_digest=bytes(DIGEST_BYTES), rung=Rung.INT8)
@@ -302,5 +304,5 @@ def warm_up() -> None:
                 codec.decode_into(codec.encode(block, start_position=0), block)
             return
         except OSError:  # a full disk: the kernel is compiled by then, only its copy in the cache is missing
-            if not attempt_left:
+            if not left:
                 raise
