@@ -19,6 +19,9 @@ class EngineConfig:
     """Most tokens computed in one step over all sequences, so the longest wait between two tokens is bounded."""
     tail_blocks: int = 2
     """An uncovered tail of up to so many blocks is computed as decode rows (same bits as when it was generated)."""
+    exact_blocks: bool = True
+    """Each block of a prompt attends to canonical KV of the blocks before it, as it does when these come from the store; so hit,
+    miss, recompute and any chunking give the same bits. False: the blocks of one chunk see each other before they are sealed."""
     max_queue: int = 1024
     """Requests that wait; more are refused as Overloaded."""
     threads: int = 0

@@ -38,6 +38,13 @@ class KernelAttention:
         )
         self._items = len(batch.groups) * layout.kv_heads
 
+    @staticmethod
+    def compile(pool: PoolTensor, team: Team) -> None:
+        """Have numba load or compile the kernels now, so that no request waits for it (seconds the first time on a machine)."""
+        nothing = np.empty(0, np.int32)
+        write_kv(0, 0, 0, 0, 0, 0, pool.array, 0, nothing, nothing)
+        team.run(ATTEND, (), items=0)
+
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
         write_kv(

@@ -48,7 +48,10 @@ _f1, _f2, _f3, _f4 = (make_tile(rows, 4 if rows < 3 else 2, bf16=False) for rows
 _f5, _f6 = (make_tile(rows, 2, bf16=False) for rows in (5, 6))
 _mix1, _mix2, _mix4, _mix8 = (make_mix(vectors) for vectors in (1, 2, 4, 8))
 
-_native: Any = njit(nogil=True, cache=True, error_model="numpy")
+
+def _native(function: Any) -> Any:
+    """numba's decorator, which has no types."""
+    return njit(nogil=True, cache=True, error_model="numpy")(function)
 
 
 @_native
@@ -217,7 +220,7 @@ def write_kv(
 ) -> None:
     """Round each row's K and V (float32, by address and element strides) into its slot of `pool` ([blocks, layers, 2, kv_heads,
     block_tokens, head_dim], uint16 bits of bf16 or float32). Rows with block -1 are left out."""
-    kv_heads, block_tokens, head_dim = pool.shape[3], pool.shape[4], pool.shape[5]
+    kv_heads, head_dim = pool.shape[3], pool.shape[5]
     is_bf16 = pool.itemsize == 2
     for row in range(len(blocks)):
         if blocks[row] < 0:

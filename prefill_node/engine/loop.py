@@ -89,6 +89,7 @@ class Engine:
         self._wake.put(None)
         if self._thread.is_alive():
             self._thread.join()
+        self._runner.close()
 
     # Prefixes: blocks that a caller found or fetched before it submits.
 
@@ -223,9 +224,11 @@ class Engine:
                 return False
             plan = self._scheduler.plan()
             idle = self._scheduler.idle
+        for sequence in plan.complete:
+            self._end(sequence, FinishedOut(FinishReason.PREFILLED))
         if plan.tokens:
             self._step(plan)
-        else:
+        elif not plan.complete:
             self._sleep(None if idle else _STARVED_WAIT_S)
         return True
 
@@ -238,14 +241,11 @@ class Engine:
             pass
 
     def _sweep(self) -> None:
-        """End what was cancelled, and prefill-only requests with nothing left to compute."""
+        """End what was cancelled."""
         with self._lock:
-            live = list(self._sequences.values())
-        for sequence in live:
-            if sequence.cancelled:
-                self._end(sequence, FinishedOut(FinishReason.CANCELLED))
-            elif sequence.prefill_only and sequence.missing == 0:
-                self._end(sequence, FinishedOut(FinishReason.PREFILLED))
+            cancelled = [sequence for sequence in self._sequences.values() if sequence.cancelled]
+        for sequence in cancelled:
+            self._end(sequence, FinishedOut(FinishReason.CANCELLED))
 
     def _step(self, plan: StepPlan) -> None:
         self._measures.step(plan)
@@ -273,10 +273,26 @@ class Engine:
 
     def _run_chunks(self, spans: list[Span]) -> None:
         started = time.perf_counter()
-        self._runner.run_chunks(spans)
+        for part in self._parts(spans):
+            live = [span for span in part if span.sequence.state is SequenceState.RUNNING]
+            if live:
+                self._runner.run_chunks(live)
+            for span in live:
+                self._advance(span)
         self._measures.prefilled(sum(span.count for span in spans), seconds=time.perf_counter() - started)
         for span in spans:
-            self._advance(span)
+            sequence = span.sequence
+            if sequence.prefill_only and sequence.missing == 0 and sequence.state is SequenceState.RUNNING:
+                self._end(sequence, FinishedOut(FinishReason.PREFILLED))
+
+    def _parts(self, spans: list[Span]) -> list[list[Span]]:
+        """What may share a forward pass. With exact blocks it is one block of each span, so the next one finds it canonical; on the
+        kernels 32 rows are as fast as 512, so this costs the calls only."""
+        if self._sealer is None or not self._config.exact_blocks:
+            return [spans]
+        step = self._block_tokens
+        longest = max(span.count for span in spans)
+        return [[Span(s.sequence, s.start + at, step) for s in spans if at < s.count] for at in range(0, longest, step)]
 
     def _advance(self, span: Span) -> None:
         """The span's KV is in the pool: seal the blocks that it filled."""

@@ -20,8 +20,8 @@ from prefill_node.engine.team import Team
 from prefill_node.model.load import LoadedModel
 
 ROW_TILE = 16
-"""Without our own kernels, decode rows are padded to a multiple of this, so a matrix product keeps the shape in which its rows are independent: on the CPU fp32
-rows of 1 to 15 row products differ in their last bits, from 16 on they do not."""
+"""Where torch computes the linear layers, decode rows are padded to a multiple of this: a matrix product keeps the shape in which its
+rows are independent (on the CPU, products of 1 to 15 fp32 rows differ in their last bits, from 16 on they do not)."""
 
 
 class Runner:
@@ -37,17 +37,24 @@ class Runner:
         if can_pack(model.layout, device=model.device):
             self._team = Team(threads)
             pack(model.module, self._team)
+            KernelAttention.compile(pool, self._team)
         self._tile = 1 if self._team else ROW_TILE
+
+    @property
+    def uses_kernels(self) -> bool:
+        """Our own kernels compute; otherwise torch's operators do."""
+        return self._team is not None
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
         """Everything below runs inside this, in one thread."""
-        torch.set_num_threads(self._threads if self._team is None else 1)
-        try:
-            yield
-        finally:
-            if self._team:
-                self._team.close()
+        # Beside our own team a second one of torch's would only fight for the cores: what is left to torch is element by element.
+        torch.set_num_threads(1 if self._team else self._threads)
+        yield
+
+    def close(self) -> None:
+        if self._team:
+            self._team.close()
 
     def run_rows(self, spans: Items[Span]) -> dict[int, np.ndarray]:
         """Compute the spans as decode rows. Returns the float32 logits [vocab] after the last row of each span that ends its

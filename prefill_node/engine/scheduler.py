@@ -36,6 +36,8 @@ class StepPlan:
     chunks: list[Span] = field(default_factory=list)
     """Prefill chunks: whole blocks."""
     preempted: list[Sequence] = field(default_factory=list)
+    complete: list[Sequence] = field(default_factory=list)
+    """Prefill-only sequences with nothing left to compute; the caller ends them."""
 
     @property
     def tokens(self) -> int:
@@ -88,8 +90,11 @@ class Scheduler:
         one_row = {id(sequence) for sequence in self._running if self._in_rows(sequence)}
         budget -= len(one_row)
         for sequence in sorted(self._running, key=order):
-            if sequence.state is not SequenceState.RUNNING or sequence.missing == 0:
-                continue  # given up for one that stands before it, or nothing to do
+            if sequence.state is not SequenceState.RUNNING:
+                continue  # given up for one that stands before it
+            if sequence.missing == 0:
+                plan.complete.append(sequence)
+                continue
             own = 1 if id(sequence) in one_row else 0
             count = self._count(sequence, budget + own)
             if count == 0 or not self._grow(sequence, sequence.computed + count, plan):

@@ -22,6 +22,11 @@ I64 = ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 
 
+def _in_ir(function: Any) -> Any:
+    """numba's decorator, which has no types."""
+    return intrinsic(function)
+
+
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
@@ -95,7 +100,7 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
     size = 2 if bf16 else 4
     load = _load_bf16 if bf16 else _load
 
-    @intrinsic
+    @_in_ir
     def tile(typingctx: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any, out_stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x_, x_stride_, w_, w_stride_, k_, out_, out_stride_ = arguments
@@ -129,7 +134,7 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
     return tile
 
 
-@intrinsic
+@_in_ir
 def scores(typingctx: Any, q: Any, k: Any, head_dim: Any, tokens: Any, out: Any) -> Any:
     """scores(q, k, head_dim, tokens, out): out[t] = sum over d of q[d] * k[t, d]; all float32, k contiguous; head_dim and tokens are
     multiples of 8."""
@@ -181,7 +186,7 @@ def _across(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> An
     return builder.extract_element(vector, _i64(0))
 
 
-@intrinsic
+@_in_ir
 def scale_and_max(typingctx: Any, values: Any, count: Any, factor: Any) -> Any:
     """scale_and_max(values, count, factor) -> the largest of values *= factor (in place); count a multiple of 8."""
 
@@ -217,7 +222,7 @@ def _exp(builder: Any, x: Any) -> Any:
     return builder.select(kept, builder.fmul(y, builder.bitcast(power, VECTOR)), _constant(0.0))
 
 
-@intrinsic
+@_in_ir
 def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
     """exp_and_sum(values, count, shift) -> the sum of values = exp(values - shift) (in place); count a multiple of 8."""
 
@@ -237,7 +242,7 @@ def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
     return types.float32(types.int64, types.int64, types.float32), codegen
 
 
-@intrinsic
+@_in_ir
 def exp_one(typingctx: Any, x: Any) -> Any:
     """exp_one(x) -> e**x for x <= 0, by the same arithmetic as exp_and_sum."""
 
@@ -251,7 +256,7 @@ def make_mix(vectors: int) -> Any:
     """mix(p, v, v_stride, tokens, out, keep): out[d] = out[d] * keep + sum over t of p[t] * v[t, d], in the order of t, for
     8 * `vectors` values of d; all float32."""
 
-    @intrinsic
+    @_in_ir
     def mix(typingctx: Any, p: Any, v: Any, v_stride: Any, tokens: Any, out: Any, keep: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             p_, v_, v_stride_, tokens_, out_, keep_ = arguments
@@ -277,7 +282,7 @@ def make_mix(vectors: int) -> Any:
     return mix
 
 
-@intrinsic
+@_in_ir
 def widen(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
     """widen(source, target, count): bf16 to float32; count a multiple of 8."""
 
@@ -295,7 +300,7 @@ def widen(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def prefetch(typingctx: Any, address: Any, count: Any) -> Any:
     """Start bringing `count` bytes (a multiple of 64) into the cache."""
 
@@ -318,7 +323,7 @@ def prefetch(typingctx: Any, address: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def load_f32(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(_pointer(builder, arguments[0], F32), align=4)
@@ -326,7 +331,7 @@ def load_f32(typingctx: Any, address: Any) -> Any:
     return types.float32(types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def load_f32_bits(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.zext(builder.load(_pointer(builder, arguments[0], I32), align=4), I64)
@@ -334,7 +339,7 @@ def load_f32_bits(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store(arguments[1], _pointer(builder, arguments[0], F32), align=4)
@@ -343,7 +348,7 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.float32), codegen
 
 
-@intrinsic
+@_in_ir
 def store_u16(typingctx: Any, address: Any, value: Any) -> Any:
     """The low 16 bits of `value`."""
 
@@ -357,7 +362,7 @@ def store_u16(typingctx: Any, address: Any, value: Any) -> Any:
 # Between the threads of a team.
 
 
-@intrinsic
+@_in_ir
 def atomic_load(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load_atomic(_pointer(builder, arguments[0], I64), ordering="acquire", align=8)
@@ -365,7 +370,7 @@ def atomic_load(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store_atomic(arguments[1], _pointer(builder, arguments[0], I64), ordering="release", align=8)
@@ -374,7 +379,7 @@ def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
     """Returns the value before."""
 
@@ -384,7 +389,7 @@ def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
     return types.int64(types.int64, types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def atomic_swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
     """Store `value` if `expected` is there; True when it was."""
 
@@ -395,7 +400,7 @@ def atomic_swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> A
     return types.boolean(types.int64, types.int64, types.int64), codegen
 
 
-@intrinsic
+@_in_ir
 def yield_core(typingctx: Any) -> Any:
     """sched_yield: let another thread of this core run, if there is one."""
 

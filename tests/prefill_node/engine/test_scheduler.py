@@ -1,0 +1,179 @@
+"""The scheduler under any load: a fake device that computes whatever is planned."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.ids import BlockHash
+from prefill_node.engine.block_pool import BlockPool
+from prefill_node.engine.config import EngineConfig
+from prefill_node.engine.request import EngineRequest
+from prefill_node.engine.scheduler import AGEING_ARRIVALS, Scheduler, order
+from prefill_node.engine.sequence import Sequence, SequenceState
+
+BLOCK = 4
+CONFIG = EngineConfig(pool_blocks=12, max_batch=4, chunk_tokens=16, step_tokens=20, tail_blocks=1)
+MOST_TOKENS = CONFIG.pool_blocks * BLOCK
+
+
+class Device:
+    """A scheduler, its pool, and the bookkeeping that the engine does after each step."""
+
+    def __init__(self, config=CONFIG):
+        self.config = config
+        self.pool = BlockPool(config.pool_blocks)
+        self.scheduler = Scheduler(self.pool, config, block_tokens=BLOCK)
+        self.arrivals = 0
+        self.ended: list[Sequence] = []
+
+    def add(self, length, new_tokens, *, priority=0, first_token=0):
+        request = EngineRequest(
+            request_id=str(self.arrivals),
+            token_ids=[first_token + i for i in range(length)],
+            first_output=length,
+            chain_root=BlockHash(b"r" * 32),
+            max_new_tokens=new_tokens,
+            priority=priority,
+        )
+        sequence = Sequence.of(request, lambda event: None, block_tokens=BLOCK, arrival=self.arrivals)
+        self.arrivals += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def end(self, sequence):
+        self.scheduler.end(sequence)
+        self.ended.append(sequence)
+
+    def step(self):
+        plan = self.scheduler.plan()
+        for sequence in plan.complete:
+            self.end(sequence)
+        spans = plan.rows + plan.chunks
+        assert plan.tokens <= self.config.step_tokens
+        assert len({id(span.sequence) for span in spans}) == len(spans) <= self.config.max_batch
+        for span in spans:
+            sequence = span.sequence
+            assert sequence.state is SequenceState.RUNNING
+            assert span.start == sequence.computed
+            assert span.count > 0
+            assert len(sequence.blocks) * BLOCK >= span.start + span.count
+        for span in plan.rows:
+            assert span.start // BLOCK == (span.start + span.count - 1) // BLOCK, "rows must not cross a block border"
+        for span in plan.chunks:
+            assert span.start % BLOCK == span.count % BLOCK == 0
+            assert span.count <= self.config.chunk_tokens
+        for span in spans:
+            sequence = span.sequence
+            sequence.computed = span.start + span.count
+            for index in range(sequence.sealed, sequence.computed // BLOCK):
+                self.pool.list_sealed(sequence.blocks[index], sequence.chain[index])
+            sequence.sealed = sequence.computed // BLOCK
+            if span in plan.rows and sequence.computed == len(sequence.tokens):
+                sequence.append(7)
+                if sequence.generated == sequence.request.max_new_tokens:
+                    self.end(sequence)
+            elif sequence.prefill_only and sequence.missing == 0:
+                self.end(sequence)
+        return plan
+
+
+jobs = st.tuples(st.integers(1, MOST_TOKENS - 8), st.integers(0, 8), st.integers(-2, 2), st.integers(0, 2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.one_of(jobs, st.just("step"), st.just("cancel")), max_size=40))
+def test_under_any_load_every_request_ends_and_every_block_comes_back(actions):
+    device = Device()
+    live = []
+    for action in actions:
+        if action == "step":
+            device.step()
+        elif action == "cancel" and live:
+            victim = live[len(live) // 2]
+            if victim.state is not SequenceState.ENDED:
+                device.end(victim)
+        elif action != "cancel":
+            length, new_tokens, priority, first_token = action
+            if new_tokens == 0 and length < BLOCK:
+                continue
+            live.append(device.add(length, new_tokens, priority=priority, first_token=first_token * 1000))
+    steps = 0
+    while not device.scheduler.idle:
+        plan = device.step()
+        assert plan.tokens > 0 or plan.complete, "a step without work while requests wait"
+        steps += 1
+        assert steps < 5000, "no end"
+    assert len(device.ended) == len(live)
+    assert device.pool.available == device.pool.total
+
+
+def test_decode_rows_go_first_and_a_prompt_fills_the_rest_of_the_budget():
+    device = Device()
+    for first in range(3):
+        device.add(3, 8, first_token=1000 * (first + 1))
+    device.step()
+    device.add(24, 1)
+    plan = device.step()
+    assert [span.count for span in plan.rows] == [1, 1, 1]
+    assert [span.count for span in plan.chunks] == [16]
+
+
+def test_short_prompts_share_a_step():
+    device = Device()
+    for first in range(3):
+        device.add(4, 0, first_token=1000 * first)
+    assert [span.count for span in device.step().chunks] == [4, 4, 4]
+
+
+def test_a_higher_priority_goes_first_and_ageing_bounds_how_long():
+    device = Device()
+    old = device.add(4, 1)
+    important = device.add(4, 1, priority=1)
+    assert order(important) < order(old)
+    device.arrivals = AGEING_ARRIVALS + 1
+    assert order(device.add(4, 1, priority=1)) > order(old)
+
+
+def test_when_the_pool_is_full_the_last_in_the_order_gives_its_blocks_back_and_ends_later():
+    device = Device()
+    first = device.add(20, 8)
+    second = device.add(20, 8, first_token=1000)
+    preempted = []
+    while not device.scheduler.idle:
+        preempted += device.step().preempted
+    assert preempted
+    assert all(sequence is second for sequence in preempted)
+    assert device.ended == [first, second]
+    assert second.generated == 8
+
+
+def test_a_long_uncovered_range_is_chunks_for_its_full_blocks_and_rows_for_the_rest():
+    device = Device()
+    device.add(22, 1)
+    plan = device.step()
+    assert [(span.start, span.count) for span in plan.chunks] == [(0, 16)]
+    plan = device.step()
+    assert [(span.start, span.count) for span in plan.chunks] == [(16, 4)]
+    plan = device.step()
+    assert [(span.start, span.count) for span in plan.rows] == [(20, 2)]
+
+
+def test_a_short_uncovered_tail_is_rows_up_to_each_block_border():
+    device = Device()
+    device.add(16, 0)
+    device.step()
+    assert device.scheduler.idle
+    device.add(16 + 4, 1)
+    plan = device.step()
+    assert [(span.start, span.count) for span in plan.rows] == [(16, 4)]
+    assert not plan.chunks
+
+
+def test_a_cached_prompt_still_computes_its_last_block_for_the_logits():
+    device = Device()
+    device.add(16, 0)
+    device.step()
+    device.add(16, 1)
+    plan = device.step()
+    assert [(span.start, span.count) for span in plan.rows] == [(12, 4)]
