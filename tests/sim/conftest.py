@@ -16,6 +16,7 @@ from random import Random
 
 import pytest
 
+from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.core.copies import Copy, CopyState
 from kvstore.core.events import (
@@ -81,10 +82,10 @@ def checksum_of(data: bytes) -> int:
 
 
 def chains_of(key_space: KeySpace) -> list[tuple[BlockRef, ...]]:
-    """A small tree: four conversations that share their first four blocks, and one of its own."""
+    """A small tree: three conversations that share their first four blocks, and one of its own."""
     root = root_hash(namespace=key_space.namespace, model_digest=b"m", layout=key_space.layout)
     shared = [1] * 8
-    chains = [chain_of(shared + [branch] * 16, block_tokens=2, root=root) for branch in range(4)]
+    chains = [chain_of(shared + [branch] * 16, block_tokens=2, root=root) for branch in range(3)]
     return [*chains, chain_of([9] * 30, block_tokens=2, root=root)]
 
 
@@ -110,12 +111,17 @@ class SimulatedNode:
             host_capacity=Bytes(self.rng.choice((12, 24, 60)) * ALIGNMENT),
             ssd=ssd_config,
             lease=LeaseConfig(ttl=seconds(2), max_ttl=seconds(4), max_lifetime=seconds(20), max_read=seconds(3)),
+            admission=AdmissionConfig(demote_after_uses=self.rng.choice((0, 0, 0, 1)), promote_after_uses=self.rng.choice((1, 2))),
             reservation_timeout=seconds(3),
             quotas={Namespace("b"): Bytes(20 * ALIGNMENT)} if self.rng.random() < 0.3 else {},
         )
         self.chains = {key_space: chains_of(key_space) for key_space in KEY_SPACES}
         self.host = bytearray(self.config.host_capacity)
         self.disk = [bytearray(REGION_BYTES) for _ in range(REGIONS if ssd else 0)]
+        # Each run has its own mood: some things often, some never. Runs that do a bit of everything all look alike.
+        self.mood = [self.rng.choice((0.0, 1.0, 1.0, 4.0)) for _ in range(20)]
+        for essential in (0, 1, 2, 3, 12, 13):
+            self.mood[essential] = self.rng.choice((0.5, 1.0, 3.0))
         self.rotten: set[tuple[Tier, int, int]] = set()  # pages hit by a bit flip since they were written
         self.written: dict[tuple[KeySpace, BlockHash], set[int]] = {}  # checksums ever announced and written, by key
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
@@ -300,6 +306,10 @@ class SimulatedNode:
             case _:
                 raise AssertionError(instruction)
 
+    def _finish_some(self) -> None:
+        for _ in range(self.rng.randint(1, 6)):
+            self.finish_one()
+
     def _finish_copy(self, instruction: CopyExtent, fails: bool) -> None:
         outcome = CopyOutcome.OK
         if checksum_of(self.bytes_at(instruction.source)) != instruction.checksum:
@@ -349,12 +359,14 @@ class SimulatedNode:
             (1, self._evict),
             (3, self._scrub),
             (2, self._abandon),
-            (30, self.finish_one),
+            (30, self._finish_some),
             (10, self._wait),
+            (25, self._put),
+            (15, self._get),
         ]
         if self.faults:
-            actions += [(2, self._flip_bit), (1, self.crash)]
-        weights = [weight for weight, _ in actions]
+            actions += [(4, self._flip_bit), (1, self.crash)]
+        weights = [weight * factor for (weight, _), factor in zip(actions, self.mood, strict=False)]
         self.rng.choices([action for _, action in actions], weights)[0]()
 
     def _request(self) -> RequestId:
@@ -374,10 +386,20 @@ class SimulatedNode:
         self.reserving[request] = (key_space, items)
         self.hand_in(ReserveRequested(request_id=request, key_space=key_space, items=items))
 
+    def _put(self) -> None:
+        """A writer that dawdles nowhere."""
+        self._reserve()
+        self._fill()
+        self._commit()
+
+    def _get(self) -> None:
+        self._acquire()
+        self._read()
+
     def _fill(self) -> None:
         """A writer puts its bytes down: good ones, other ones than it announces, or too few."""
         waiting = [token for token in self.grants if not any(token == ready for ready, *_ in self.ready)]
-        for token in waiting[:4]:
+        for token in waiting[:8]:
             key_space, block, extent = self.grants[token]
             data = self.payload(key_space, block, self.rng.randrange(3))
             announced = checksum_of(data)
@@ -393,7 +415,7 @@ class SimulatedNode:
         if not self.ready:
             return
         self.rng.shuffle(self.ready)
-        batch, self.ready = self.ready[:5], self.ready[5:]
+        batch, self.ready = self.ready[:8], self.ready[8:]
         request = self._request()
         keys = []
         items = []
