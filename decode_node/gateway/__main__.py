@@ -37,6 +37,7 @@ async def serve(config: GatewayConfig) -> None:
                     poll_every=config.timeouts.poll_every,
                     poll_timeout=config.timeouts.poll,
                     replicas=config.replicas,
+                    registry_answers=lambda: registry.connected,
                 )
                 following = group.create_task(fleet.run())
                 service = GatewayService(

@@ -42,6 +42,10 @@ class TimeoutsConfig:
     """A decode stream silent for this long is dead: another node goes on. Nodes send something every 250 ms."""
     connect: Nanos = seconds(2)
     """A decode stream's first sign of life comes within this time."""
+    first_token: Nanos = seconds(300)
+    """A decode node that lives but sends no first token for this long is left; it may have a queue of long prompts."""
+    token: Nanos = seconds(60)
+    """The same between two tokens of an answer."""
     prefill_stall: Nanos = seconds(10)
     """A prefill without progress for this long, beyond its predicted end, is given up."""
     no_node: Nanos = seconds(10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,7 +43,15 @@ class Fleet:
     """Follows the view while `run` runs."""
 
     def __init__(
-        self, views: ViewSource, backends: Backends, *, clock: Clock, poll_every: Nanos, poll_timeout: Nanos, replicas: int
+        self,
+        views: ViewSource,
+        backends: Backends,
+        *,
+        clock: Clock,
+        poll_every: Nanos,
+        poll_timeout: Nanos,
+        replicas: int,
+        registry_answers: Callable[[], bool] = lambda: True,
     ) -> None:
         self.decode: Roster[DecodeBackend, DecodeLoad] = Roster(
             Role.DECODE,
@@ -66,6 +75,7 @@ class Fleet:
             clock=clock,
         )
         self._views = views
+        self._registry_answers = registry_answers
         self._clock = clock
         self._poll_every_s = to_seconds(poll_every)
         self._first_look = Nanos(2 * poll_timeout)
@@ -128,7 +138,7 @@ class Fleet:
     def health(self) -> FleetHealth:
         served = self.served
         serving = 0
-        degraded = []
+        degraded = [] if self._registry_answers() else [f"Redis does not answer: members as of epoch {self._views.view.epoch}"]
         for name, node in self.decode.nodes.items():
             if not node.answers or node.load is None:
                 degraded.append(f"decode node {name} does not answer")

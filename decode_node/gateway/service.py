@@ -21,6 +21,7 @@ from decode_node.gateway.prefill import PrefillStage
 from decode_node.gateway.router import PrefixAffinity
 from decode_node.gateway.sessions import Session, SessionLimits, SessionRequest, SessionTable
 from decode_node.gateway.tokenization import Tokenizer
+from decode_node.gateway.watched_stream import StreamPatience
 from kvstore.clock import Clock
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.errors import LarderError, Unavailable
@@ -70,8 +71,12 @@ class GatewayService:
         self._affinity = PrefixAffinity(config.limits.affinity_entries)
         self._prefill = PrefillStage(fleet, policy=config.routing.policy, stall=config.timeouts.prefill_stall, clock=clock)
         self._limits = SessionLimits(
-            heartbeat=config.timeouts.heartbeat,
-            connect=config.timeouts.connect,
+            patience=StreamPatience(
+                connect=config.timeouts.connect,
+                heartbeat=config.timeouts.heartbeat,
+                first_token=config.timeouts.first_token,
+                token=config.timeouts.token,
+            ),
             no_node=config.timeouts.no_node,
             failures_in_a_row=config.limits.failures_in_a_row,
         )

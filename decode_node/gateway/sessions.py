@@ -17,6 +17,7 @@ from decode_node.gateway.metrics import GatewayMetrics
 from decode_node.gateway.nodes import FinishedOut, FinishReason, GenerateCall, ModelIdentity, PrefixLoaded, Sampling, TokenOut
 from decode_node.gateway.router import PrefixAffinity, RoutingPolicy, choose_decode
 from decode_node.gateway.transcript import PositionFault, Transcript
+from decode_node.gateway.watched_stream import AttemptFailed, FailoverReason, StreamPatience, WatchedStream
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
 from kvstore.ids import BlockRef, Namespace, NodeId
@@ -26,21 +27,6 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE = milliseconds(50)
 _LONGEST_PAUSE = milliseconds(800)
-
-
-class FailoverReason(StrEnum):
-    """Label of larder_failovers_total."""
-
-    SILENT = "silent"
-    """No token and no heartbeat in time: frozen, or the way to it is cut."""
-    ERROR = "error"
-    """The stream broke or ended with an error: killed, crashed, drained."""
-    INCOMPLETE = "incomplete"
-    """The stream ended in good order but before the answer did."""
-    POSITION = "position"
-    """A token came twice, one was left out, or one came after the end."""
-    OVERLOADED = "overloaded"
-    """No room or no turn."""
 
 
 class SessionState(StrEnum):
@@ -67,8 +53,7 @@ class SessionRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    heartbeat: Nanos
-    connect: Nanos
+    patience: StreamPatience
     no_node: Nanos
     failures_in_a_row: int
 
@@ -86,13 +71,6 @@ class SessionStory:
     last_token_at: Nanos | None = None
     longest_gap: Nanos = Nanos(0)
     """Between two tokens."""
-
-
-class _AttemptFailed(Exception):
-    def __init__(self, reason: FailoverReason, error: LarderError) -> None:
-        super().__init__(str(error))
-        self.reason = reason
-        self.error = error
 
 
 class Session:
@@ -135,7 +113,7 @@ class Session:
                     async with aclosing(self._attempt(node)) as attempt:
                         async for token_id in attempt:
                             yield token_id
-                except _AttemptFailed as failure:
+                except AttemptFailed as failure:
                     if len(self.transcript.generated_token_ids) > tokens_before:
                         failed, failures = [], 0
                     failed.append(node.member.node_id)
@@ -164,45 +142,38 @@ class Session:
             max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos,
         )
-        patience = self._limits.connect
         with node.busy():
             async with node.backend.generate(call) as stream:
+                watched = WatchedStream(stream, patience=self._limits.patience, clock=self._clock)
                 while True:
-                    try:
-                        async with asyncio.timeout(to_seconds(patience)):
-                            event = await anext(stream, None)
-                    except TimeoutError:
-                        silent = Unavailable(f"nothing came for {to_seconds(patience):.1f} s")
-                        raise _AttemptFailed(FailoverReason.SILENT, silent) from None
-                    except InvalidRequest as error:
-                        if self.transcript.generated_token_ids:
-                            raise _AttemptFailed(FailoverReason.ERROR, error) from None
-                        raise
-                    except Overloaded as error:
-                        raise _AttemptFailed(FailoverReason.OVERLOADED, error) from None
-                    except LarderError as error:
-                        raise _AttemptFailed(FailoverReason.ERROR, error) from None
-                    patience = self._limits.heartbeat
+                    event = await self._next_event(watched)
                     if isinstance(event, TokenOut):
+                        if self.state is SessionState.CONNECTING:
+                            self._affinity.remember(request.chain, node_id)
                         self._take(event)
                         node.on_call_succeeded()
                         yield event.token_id
                     elif isinstance(event, FinishedOut):
                         node.on_call_succeeded()
-                        self._affinity.remember(request.chain, node_id)
                         self.finish_reason = event.reason
                         return
-                    elif isinstance(event, PrefixLoaded):
-                        if self.story.cached_blocks is None:
-                            self.story.cached_blocks = event.cached_blocks
-                    elif event is None:
-                        raise _AttemptFailed(FailoverReason.INCOMPLETE, Unavailable("the stream ended before the answer did"))
+                    elif self.story.cached_blocks is None:
+                        self.story.cached_blocks = event.cached_blocks
+
+    async def _next_event(self, watched: WatchedStream) -> PrefixLoaded | TokenOut | FinishedOut:
+        try:
+            return await watched.next()
+        except InvalidRequest as error:
+            if not self.transcript.generated_token_ids:
+                raise
+            # Another node took this very prompt: what this one refuses is its own smallness.
+            raise AttemptFailed(FailoverReason.ERROR, error) from None
 
     def _take(self, event: TokenOut) -> None:
         try:
             self.transcript.take(token_id=event.token_id, position=event.position)
         except PositionFault as fault:
-            raise _AttemptFailed(FailoverReason.POSITION, Unavailable(str(fault))) from None
+            raise AttemptFailed(FailoverReason.POSITION, Unavailable(str(fault))) from None
         now = self._clock.now()
         if self.story.first_token_at is None:
             self.story.first_token_at = now
@@ -227,7 +198,7 @@ class Session:
                 raise Unavailable("no decode node is there to serve this; try again later")
             await asyncio.sleep(to_seconds(_FIRST_PAUSE))
 
-    def _note_failure(self, node: DecodeNode, failure: _AttemptFailed) -> None:
+    def _note_failure(self, node: DecodeNode, failure: AttemptFailed) -> None:
         node_id = node.member.node_id
         if failure.reason is not FailoverReason.OVERLOADED:
             node.on_call_failed(self._clock.now())
@@ -254,7 +225,7 @@ class Session:
         if all(candidate.node_id in failed for candidate in candidates):
             await asyncio.sleep(to_seconds(Nanos(min(_LONGEST_PAUSE, _FIRST_PAUSE << failures))))
 
-    def _gave_up(self, failures: int, failure: _AttemptFailed) -> LarderError:
+    def _gave_up(self, failures: int, failure: AttemptFailed) -> LarderError:
         if failure.reason is FailoverReason.OVERLOADED:
             return Overloaded("all decode nodes are busy; try again later")
         where = f"after {len(self.transcript.generated_token_ids)} tokens" if self.transcript.generated_token_ids else "at its start"

@@ -46,7 +46,7 @@ FAST = TimeoutsConfig(
     heartbeat=milliseconds(500),
     connect=milliseconds(700),
     poll_every=milliseconds(50),
-    poll=milliseconds(200),
+    poll=milliseconds(400),
     prefill_stall=milliseconds(700),
     no_node=seconds(3),
     probe=milliseconds(300),
@@ -70,13 +70,13 @@ def _load(name: str) -> ModuleType:
 oracle_nodes = _load("oracle_nodes")
 
 
-def byte_tokenizer() -> Tokenizer:
+def byte_tokenizer() -> FastTokenizer:
     """Token id = byte value, so that any text can be written as tokens by hand."""
     letters = _letters_of_bytes()
     fast = FastTokenizer(models.BPE(vocab={letter: byte for byte, letter in enumerate(letters)}, merges=[]))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     fast.decoder = decoders.ByteLevel()
-    return Tokenizer(fast, chat_template=CHAT_TEMPLATE, special={})
+    return fast
 
 
 def _letters_of_bytes() -> list[str]:
@@ -180,7 +180,7 @@ async def opened_kitchen(
         service = GatewayService(
             settings,
             model_name="oracle",
-            tokenizer=byte_tokenizer(),
+            tokenizer=Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE, special={}),
             fleet=fleet,
             store=shelf,
             metrics=GatewayMetrics(CollectorRegistry()),
@@ -194,7 +194,11 @@ async def opened_kitchen(
         server = HttpServer(create_app(service), sock, head_timeout=settings.timeouts.head, stop_grace=settings.timeouts.stop)
         for background in (asyncio.ensure_future(fleet.run()), asyncio.ensure_future(server.serve())):
             stack.push_async_callback(_ended, background)
-        await fleet.first_look()
+        rosters = (fleet.decode, fleet.prefill, fleet.stores)
+        nodes = len((*decode, *prefill, *stores))
+        await kitchen.until(
+            lambda: sum(node.answers for roster in rosters for node in roster.nodes.values()) == nodes, "every node has answered a poll"
+        )
         yield kitchen
 
 
@@ -218,6 +222,19 @@ def serving() -> Callable[..., None]:
         asyncio.run(bounded())
 
     return run
+
+
+@pytest.fixture
+def oracle() -> ModuleType:
+    """The module oracle_nodes.py."""
+    return oracle_nodes
+
+
+@pytest.fixture
+def byte_tokenizer_json() -> str:
+    text = byte_tokenizer().to_str()
+    assert isinstance(text, str)
+    return text
 
 
 @pytest.fixture

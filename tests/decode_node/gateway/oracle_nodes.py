@@ -134,6 +134,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         self.beyond_max = False
         self.silent_from: int | None = None
         """From this position on nothing comes, not even a heartbeat, while Load still answers."""
+        self.only_heartbeats_from: int | None = None
+        """From this position on the node lives, but no token comes."""
         self.refusal: LarderError | None = None
 
     def _register(self, server: Any) -> None:
@@ -182,6 +184,9 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             if position == self.end_early_at:
                 self.end_early_at = None
                 return
+            while self.only_heartbeats_from is not None and position >= self.only_heartbeats_from:
+                yield decode_pb2.GenerateEvent(heartbeat=decode_pb2.Heartbeat())
+                await asyncio.sleep(0.02)
             if self.silent_from is not None and position >= self.silent_from:
                 await asyncio.Event().wait()
             await self.while_frozen()

@@ -14,6 +14,7 @@ import pytest
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.ids import BootId, NodeId
+from kvstore.units import milliseconds
 
 
 def used_node(kitchen, usage):
@@ -151,6 +152,30 @@ def test_a_node_that_lies_about_positions_or_stops_early_is_left(serving, lie, r
         assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
         assert list(kitchen.decode[1].requests[0].generated_token_ids) == token_ids[:7]
         assert kitchen.counted("larder_failovers_total", reason=reason) == 1
+
+    serving(scenario)
+
+
+def test_a_node_that_lives_but_makes_no_token_is_left(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[0].only_heartbeats_from = 7
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
+        assert kitchen.counted("larder_failovers_total", reason="stalled") == 1
+
+    serving(scenario, timeouts={"token": milliseconds(300)})
+
+
+def test_a_gateway_that_stood_still_itself_blames_no_node(serving) -> None:
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, 12, lambda node: asyncio.get_running_loop().call_later(0.02, time.sleep, 0.8))
+        for node in kitchen.decode:
+            node.token_pause_s = 0.03
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["failovers"] == 0
+        assert usage["larder"]["max_gap_ms"] > 700
 
     serving(scenario)
 
