@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 
 from kvstore.errors import ConfigError, LarderError
-from kvstore.process import cannot_listen, listening_socket
+from kvstore.process import listening_socket
 from kvstore.rpc.convert import MAX_BATCH_ITEMS
 from kvstore.rpc.errors import status_code_of
 from kvstore.units import MIB
@@ -53,9 +53,9 @@ def bind(server: Any, *, host: str, port: int) -> int:
     try:
         bound = int(server.add_insecure_port(f"{host}:{port}"))
     except RuntimeError as error:
-        raise ConfigError(cannot_listen(host, port, str(error))) from error
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
     if bound == 0:
-        raise ConfigError(cannot_listen(host, port, "no address"))
+        raise ConfigError(f"cannot listen on {host}:{port}: not an address of this machine")
     return bound
 
 

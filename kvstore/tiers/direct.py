@@ -39,14 +39,14 @@ class DirectFile:
         assert offset % ALIGNMENT == 0
         length = sum(len(part) for part in parts)
         size = round_up(length)
-        buffer = self._aligned_buffer(size)
-        filled = 0
-        for part in parts:
-            buffer[filled : filled + len(part)] = part
-            filled += len(part)
-        buffer[length:size] = bytes(size - length)
-        done = 0
         try:
+            buffer = self._aligned_buffer(size)
+            filled = 0
+            for part in parts:
+                buffer[filled : filled + len(part)] = part
+                filled += len(part)
+            buffer[length:size] = bytes(size - length)
+            done = 0
             while done < size:
                 written = os.pwritev(self._fd, [buffer[done:size]], offset + done)
                 if written == 0 or written % ALIGNMENT:
@@ -59,9 +59,9 @@ class DirectFile:
         """Fills `out` from the sector `offset`. Raises TierFailure, also when the file ends early."""
         assert offset % ALIGNMENT == 0
         size = round_up(len(out))
-        buffer = self._aligned_buffer(size)
-        done = 0
         try:
+            buffer = self._aligned_buffer(size)
+            done = 0
             while done < len(out):
                 got = os.preadv(self._fd, [buffer[done:size]], offset + done)
                 if got == 0 or (got % ALIGNMENT and done + got < len(out)):
@@ -85,7 +85,7 @@ class DirectFile:
         """This thread's staging memory: page-aligned as mmap gives it, grown to the largest request so far."""
         buffer: memoryview | None = getattr(self._staging, "buffer", None)
         if buffer is None or len(buffer) < size:
-            buffer = memoryview(mmap.mmap(-1, size))
+            buffer = memoryview(mmap.mmap(-1, max(size, ALIGNMENT)))
             self._staging.buffer = buffer
         return buffer
 
