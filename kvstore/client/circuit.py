@@ -25,10 +25,11 @@ class CircuitState(StrEnum):
 
 class CircuitEvent(Enum):
     SUCCEEDED = auto()
-    """The node answered; a refusal is an answer too."""
+    """A user's call was answered; a refusal is an answer too."""
     GAVE_UP = auto()
     """A failure that reached the limit, or a passed deadline."""
     PROBE_STARTED = auto()
+    PROBE_SUCCEEDED = auto()
     PROBE_FAILED = auto()
     RESTARTED = auto()
     """The view shows another boot id: what is known of the old process says nothing about the new one."""
@@ -38,17 +39,20 @@ TRANSITIONS: dict[tuple[CircuitState, CircuitEvent], CircuitState] = {
     (CircuitState.CLOSED, CircuitEvent.SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.CLOSED, CircuitEvent.GAVE_UP): CircuitState.OPEN,
     (CircuitState.CLOSED, CircuitEvent.RESTARTED): CircuitState.CLOSED,
-    # Calls that were on their way when the circuit opened: a late answer proves as much as a probe, a late failure nothing new.
-    (CircuitState.OPEN, CircuitEvent.SUCCEEDED): CircuitState.CLOSED,
-    (CircuitState.OPEN, CircuitEvent.GAVE_UP): CircuitState.OPEN,
     (CircuitState.OPEN, CircuitEvent.PROBE_STARTED): CircuitState.PROBING,
     (CircuitState.OPEN, CircuitEvent.RESTARTED): CircuitState.CLOSED,
-    (CircuitState.PROBING, CircuitEvent.SUCCEEDED): CircuitState.CLOSED,
-    (CircuitState.PROBING, CircuitEvent.GAVE_UP): CircuitState.PROBING,
+    (CircuitState.PROBING, CircuitEvent.PROBE_SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.PROBING, CircuitEvent.PROBE_FAILED): CircuitState.OPEN,
     (CircuitState.PROBING, CircuitEvent.RESTARTED): CircuitState.CLOSED,
-    # The probe of a circuit that something else closed meanwhile.
+    # Calls that were on their way when the circuit opened prove nothing: what a dead node sent before it died may still arrive.
+    (CircuitState.OPEN, CircuitEvent.SUCCEEDED): CircuitState.OPEN,
+    (CircuitState.OPEN, CircuitEvent.GAVE_UP): CircuitState.OPEN,
+    (CircuitState.PROBING, CircuitEvent.SUCCEEDED): CircuitState.PROBING,
+    (CircuitState.PROBING, CircuitEvent.GAVE_UP): CircuitState.PROBING,
+    # The probe of a circuit that a restart closed meanwhile, or closed and something opened again.
+    (CircuitState.CLOSED, CircuitEvent.PROBE_SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.CLOSED, CircuitEvent.PROBE_FAILED): CircuitState.CLOSED,
+    (CircuitState.OPEN, CircuitEvent.PROBE_SUCCEEDED): CircuitState.CLOSED,
     (CircuitState.OPEN, CircuitEvent.PROBE_FAILED): CircuitState.OPEN,
 }
 
@@ -69,13 +73,13 @@ class Circuit:
         return self.state is CircuitState.CLOSED
 
     def succeeded(self) -> None:
-        self._close(CircuitEvent.SUCCEEDED)
+        self._apply(CircuitEvent.SUCCEEDED)
 
     def seen(self, boot_id: BootId) -> None:
         """The view names this start of the node."""
         if boot_id != self.boot_id:
             self.boot_id = boot_id
-            self._close(CircuitEvent.RESTARTED)
+            self._apply(CircuitEvent.RESTARTED)
 
     def failed(self, now: Nanos, *, deadline_passed: bool, jitter: float) -> bool:
         """One call failed; True when that opened the circuit. `jitter` in [0, 1) spreads the probes of many clients."""
@@ -93,6 +97,9 @@ class Circuit:
     def start_probe(self) -> None:
         self.state = TRANSITIONS[self.state, CircuitEvent.PROBE_STARTED]
 
+    def probe_succeeded(self) -> None:
+        self._apply(CircuitEvent.PROBE_SUCCEEDED)
+
     def probe_failed(self, now: Nanos, *, jitter: float) -> None:
         before = self.state
         self.state = TRANSITIONS[before, CircuitEvent.PROBE_FAILED]
@@ -104,6 +111,7 @@ class Circuit:
         # Between three and five quarters of the pause.
         self.probe_at = Nanos(now + round(self.pause * (0.75 + jitter / 2)))
 
-    def _close(self, event: CircuitEvent) -> None:
+    def _apply(self, event: CircuitEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
-        self.failures = 0
+        if self.state is CircuitState.CLOSED:
+            self.failures = 0

@@ -24,6 +24,7 @@ class LeaseKeeper:
         self._held: set[HeldLease] = set()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     @property
     def held_leases(self) -> int:
@@ -42,7 +43,7 @@ class LeaseKeeper:
         )
         self._held.add(held)
         self._changed.set()
-        if self._task is None:
+        if self._task is None and not self._closed:
             self._task = asyncio.create_task(self._renew_all())
         return held
 
@@ -71,9 +72,11 @@ class LeaseKeeper:
             self._task = None
         for held in list(self._held):
             self.give_back(held)
+        self._closed = True
 
     def _tell(self, held: HeldLease, hashes: Sequence[BlockHash], corrupt: Sequence[BlockHash]) -> None:
-        self._nodes.spawn(self._release(held, hashes, corrupt))
+        if not self._closed:
+            self._nodes.spawn(self._release(held, hashes, corrupt))
 
     async def _release(self, held: HeldLease, hashes: Sequence[BlockHash], corrupt: Sequence[BlockHash]) -> None:
         try:

@@ -7,7 +7,7 @@ import logging
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvstore.client import metrics
 from kvstore.client.config import ClientConfig
@@ -65,7 +65,7 @@ class NodeCalls:
         self._clock = clock
         self._rng = random.Random()  # spreads probes in time, decides nothing
         self._trusted: dict[NodeId, Peer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._probes: dict[NodeId, asyncio.Task[None]] = {}
 
     def refresh(self) -> Router:
@@ -75,7 +75,7 @@ class NodeCalls:
             self.spawn(self._channels.retain({member.address for member in self.router.view.members}))
         return self.router
 
-    def spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def spawn(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
         """Run something short behind the scenes; it is awaited, then cancelled, by `close`. Every piece of work has its own bound."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -184,12 +184,12 @@ class NodeCalls:
                 except LarderError:
                     circuit.probe_failed(self._clock.now(), jitter=self._rng.random())
                 else:
-                    circuit.succeeded()
+                    circuit.probe_succeeded()
                     log.info("store node %s is asked again", node_id)
         finally:
             del self._probes[node_id]
 
-    def _settled(self, task: asyncio.Task[None]) -> None:
+    def _settled(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("a bug behind the scenes: this must not happen", exc_info=task.exception())

@@ -98,11 +98,16 @@ class StoreClient:
             held_here.append(held)
             return [LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier) if copy else None for copy in acquired.copies]
 
-        try:
-            search = await find_prefix(chain, self._nodes.refresh(), ask)
-        except BaseException:
+        def give_all_back(_: object) -> None:
             for held in held_here:
                 self._keeper.give_back(held)
+
+        searching = self._nodes.spawn(find_prefix(chain, self._nodes.refresh(), ask))
+        try:
+            # A caller that goes away must not cut off an answer that carries a lease: nobody could give it back.
+            search = await asyncio.shield(searching)
+        except BaseException:
+            searching.add_done_callback(give_all_back)
             raise
         run = search.run_length
         copies = tuple(copy for copy in search.found[:run] if copy is not None)

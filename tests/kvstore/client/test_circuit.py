@@ -61,7 +61,7 @@ def test_a_good_probe_closes_it_and_the_next_opening_starts_with_the_first_pause
     one.start_probe()
     one.probe_failed(one.probe_at, jitter=0.5)
     one.start_probe()
-    one.succeeded()
+    one.probe_succeeded()
     assert one.usable
     one.failed(Nanos(0), deadline_passed=True, jitter=0.5)
     assert one.probe_at == milliseconds(100)
@@ -75,6 +75,15 @@ def test_another_boot_id_closes_it_and_the_same_one_does_not() -> None:
     assert one.usable
 
 
+def test_a_late_answer_to_a_call_from_before_does_not_close_it() -> None:
+    one = opened()
+    one.succeeded()
+    assert not one.usable
+    one.start_probe()
+    one.succeeded()
+    assert not one.usable
+
+
 def test_failures_of_calls_that_were_on_their_way_do_not_push_the_probe_back() -> None:
     one = opened()
     at = one.probe_at
@@ -82,19 +91,23 @@ def test_failures_of_calls_that_were_on_their_way_do_not_push_the_probe_back() -
     assert one.probe_at == at
 
 
-@given(st.lists(st.sampled_from(["ok", "error", "timeout", "probe", "probe_failed", "restart"]), max_size=40))
+@given(st.lists(st.sampled_from(["ok", "error", "timeout", "probe", "probe_succeeded", "probe_failed", "restart"]), max_size=40))
 def test_no_order_of_events_leaves_the_table_or_loses_the_probe(events: list[str]) -> None:
     one, now, boots = circuit(), Nanos(0), 0
     for event in events:
         now = Nanos(now + 1)
         match event:
             case "ok":
+                before = one.state
                 one.succeeded()
-                assert one.usable
+                assert one.state is before
             case "error" | "timeout":
                 one.failed(now, deadline_passed=event == "timeout", jitter=0.5)
             case "probe" if one.state is CircuitState.OPEN:
                 one.start_probe()
+            case "probe_succeeded":
+                one.probe_succeeded()
+                assert one.usable
             case "probe_failed":
                 one.probe_failed(now, jitter=0.5)
             case "restart":
