@@ -1,0 +1,65 @@
+"""Payloads of format version 1 as files. They must be read as the same numbers for ever, and written as the same bytes.
+
+When a change of format or arithmetic is meant: raise VERSION, keep the reader of version 1, and add files of the new version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvstore.codec import BlockCodec, Rung, read_header
+from kvstore.core.layout import Layout
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+LAYOUT = Layout(layers=2, kv_heads=1, head_dim=10, dtype="bfloat16", block_tokens=8, rope=(("theta", "10000"),))
+MODEL = hashlib.sha256(b"golden").digest()
+
+
+def block_of(layout: Layout) -> np.ndarray:
+    """bfloat16 patterns of both signs and magnitudes from 2**-4 to 2**3, from integer arithmetic alone."""
+    shape = (layout.layers, 2, layout.kv_heads, layout.block_tokens, layout.head_dim)
+    noise = (np.arange(np.prod(shape), dtype=np.uint64) * 2654435761 >> 7) % (1 << 16)
+    return ((noise & 0x8000) + ((123 + noise % 7) << 7) + (noise >> 3 & 0x7F)).astype(np.uint16).reshape(shape)
+
+
+DIGESTS = {
+    "raw-0": "a650d48524f515cf57cc8838d1497322b1f5672bffe4281238f85defc73d0ef7",
+    "int8-0": "2be44ee80815ff64cb438eaa129a2e384c757cdaf654bb3f7b2d4afbc7dc6138",
+    "int8-16": "de5f7ade1b6f37c9b929301f85b2aaa5a05548012488c3b1fe1591b8e42021de",
+    "int4-0": "ccc7234e955f0c9aa06c0514f09f77dc1b9463465f40780e3b58f5b06f4ffc3f",
+    "int4-16": "d321697839dd0b85860611a28e22a5652925a16ceb27459685b6c6481caad952",
+    "lossless-16": "67d75a56d66d04570dd6f0b4f3ad07851d38e9b1fcffd41924f7bda67f705af2",
+}
+
+
+@pytest.mark.parametrize("name", DIGESTS)
+def test_a_golden_payload_is_read_as_the_same_numbers(name: str) -> None:
+    payload = (GOLDEN / f"block-v1-{name}.bin").read_bytes()
+    rung, start_position = name.split("-")
+    layout = large() if rung == "lossless" else LAYOUT
+    out = np.empty((layout.layers, 2, layout.kv_heads, layout.block_tokens, layout.head_dim), np.uint16)
+    header = BlockCodec(layout, model_digest=MODEL, rung=Rung.RAW).decode_into(payload, out)
+    assert (header.rung, header.start_position, header.version) == (rung, int(start_position), 1)
+    assert hashlib.sha256(out.tobytes()).hexdigest() == DIGESTS[name]
+    if rung in ("raw", "lossless"):
+        assert (out == block_of(layout)).all()
+
+
+@pytest.mark.parametrize("name", [name for name in DIGESTS if not name.startswith("lossless")])  # its bytes are libzstd's
+def test_the_same_block_is_written_as_the_golden_bytes(name: str) -> None:
+    rung, start_position = name.split("-")
+    codec = BlockCodec(LAYOUT, model_digest=MODEL, rung=Rung(rung), entropy=False)
+    payload = codec.encode(block_of(LAYOUT), start_position=int(start_position))
+    assert payload == (GOLDEN / f"block-v1-{name}.bin").read_bytes()
+
+
+def test_the_golden_lossless_payload_went_through_the_entropy_stage() -> None:
+    assert read_header((GOLDEN / "block-v1-lossless-16.bin").read_bytes()).packed == 1
+
+
+def large() -> Layout:
+    return Layout(layers=2, kv_heads=1, head_dim=64, dtype="bfloat16", block_tokens=16)
