@@ -7,15 +7,15 @@ import pytest
 from kvstore.core.events import ReadStatus
 from kvstore.core.extent import Tier
 from kvstore.tiers.faulty import Faults, FaultyTier
-from kvstore.units import seconds
+from kvstore.units import MIB, Bytes, seconds
 
 SOON = seconds(20)
 
 
-@pytest.mark.parametrize("size", [20_000, 600_000])
+@pytest.mark.parametrize("size", [20_000, 2 * MIB + 1])
 def test_a_byte_flipped_in_memory_is_found_by_the_read_and_quarantined(serving, chain, payload, tiers_of, size):
     async def scenario():
-        async with serving() as (server, client):
+        async with serving(host_capacity=Bytes(10 * MIB)) as (server, client):
             refs = chain("a", 3)
             await client.store(refs, size=size)
             _flip_in_arena(server, payload(refs[1], size))

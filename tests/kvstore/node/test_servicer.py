@@ -77,7 +77,7 @@ def test_nothing_is_listed_before_its_bytes_are_down_and_checked(serving, chain,
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("size", [20_000, MIB])
+@pytest.mark.parametrize("size", [20_000, 2 * MIB + 1])
 def test_bytes_flipped_on_the_wire_are_refused_at_commit_and_never_listed(serving, chain, payload, size):
     async def scenario():
         async with serving() as (_, client):
@@ -85,7 +85,10 @@ def test_bytes_flipped_on_the_wire_are_refused_at_commit_and_never_listed(servin
             [grant] = await client.reserve([ref], size=size)
             flipped = bytearray(payload(ref, size))
             flipped[size // 2] ^= 1
-            await client.stub.write_payloads([WrittenChunk(grant.write_token, Bytes(0), bytes(flipped))], timeout=SOON)
+            chunks = [
+                WrittenChunk(grant.write_token, Bytes(offset), bytes(flipped[offset : offset + MIB])) for offset in range(0, size, MIB)
+            ]
+            await client.stub.write_payloads(chunks, timeout=SOON)
             statuses = await client.stub.commit([(grant.write_token, payload_checksum(payload(ref, size)))], timeout=SOON)
             assert statuses == [CommitStatus.BAD_CHECKSUM]
             assert await client.stub.probe_prefix(client.key_space, [ref], timeout=SOON) == [False]
