@@ -1,0 +1,205 @@
+"""A driver that plays the shell of one StoreState: it answers verifications, keeps other I/O back until asked, and finds answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import pytest
+
+from kvstore.core.chain import chain_of, root_hash
+from kvstore.core.events import (
+    AcquireRequested,
+    AnswerAcquire,
+    AnswerCommit,
+    AnswerProbe,
+    AnswerRead,
+    AnswerReserve,
+    CommitItem,
+    CommitRequested,
+    CommitStatus,
+    CopyExtent,
+    CopyOutcome,
+    Event,
+    ExtentCopied,
+    ExtentVerified,
+    Instruction,
+    Note,
+    ProbeRequested,
+    ReadRequested,
+    RegionsRecovered,
+    RegionWritten,
+    ReleaseRequested,
+    ReserveItem,
+    ReserveRequested,
+    ReserveStatus,
+    Tick,
+    VerifyExtent,
+    VerifyOutcome,
+    WriteRegion,
+)
+from kvstore.core.extent import ALIGNMENT
+from kvstore.core.lease import LeaseConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_state import StoreState
+from kvstore.ids import BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
+from kvstore.units import Bytes, Nanos, seconds
+
+SPACE = KeySpace(Namespace("tenant"), LayoutFingerprint(b"L" * 32))
+PAGE = ALIGNMENT
+Answer = TypeVar("Answer")
+
+
+class Driver:
+    """Payloads are one page each unless said otherwise; the checksum of a block is a number made of its hash."""
+
+    def __init__(self, config: StoreConfig, *, boot: int = 1) -> None:
+        self.state = StoreState(config, boot_id=BootId(bytes([boot]) * 16))
+        self.now = Nanos(0)
+        self.held: list[Instruction] = []  # I/O given and not yet answered
+        self.said: list[Instruction] = []  # everything since the last `send`
+        self._request = 0
+        if config.ssd is not None:
+            self.send(RegionsRecovered(regions=()))
+
+    def request(self) -> RequestId:
+        self._request += 1
+        return RequestId(self._request)
+
+    def send(self, event: Event) -> list[Instruction]:
+        self.said = self.state.handle(event, self.now)
+        self.held += [i for i in self.said if isinstance(i, VerifyExtent | CopyExtent | WriteRegion)]
+        return self.said
+
+    def ask(self, event: Event, answer: type[Answer]) -> Answer:
+        """The one answer of this type that the event brings at once."""
+        return self.only(self.send(event), answer)
+
+    @staticmethod
+    def only(instructions: Iterable[Instruction], kind: type[Answer]) -> Answer:
+        (found,) = [i for i in instructions if isinstance(i, kind)]
+        return found
+
+    def wait(self, by: Nanos) -> list[Instruction]:
+        self.now = Nanos(self.now + by)
+        return self.send(Tick())
+
+    def notes(self) -> list[str]:
+        return [f"{i.kind}:{i.reason}" for i in self.said if isinstance(i, Note)]
+
+    # --- requests -----------------------------------------------------------------------------------------------------------------------
+
+    def reserve(self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE) -> AnswerReserve:
+        items = tuple(ReserveItem(block, size) for block in blocks)
+        return self.ask(ReserveRequested(request_id=self.request(), key_space=space, items=items), AnswerReserve)
+
+    def commit(self, *tokens: WriteToken, checksum: int = 1, received: int = PAGE) -> list[Instruction]:
+        items = tuple(CommitItem(token, checksum, received) for token in tokens)
+        return self.send(CommitRequested(request_id=self.request(), items=items))
+
+    def put(self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE) -> list[ReserveStatus | CommitStatus]:
+        """One whole put per block, each after the other."""
+        statuses: list[ReserveStatus | CommitStatus] = []
+        for block in blocks:
+            grant = self.reserve(block, size=size, space=space).grants[0]
+            if grant.status is not ReserveStatus.GRANTED:
+                statuses.append(grant.status)
+                continue
+            self.commit(grant.write_token, checksum=checksum_of(block), received=size)
+            statuses.append(self.only(self.verified(), AnswerCommit).statuses[0])
+        return statuses
+
+    def verified(self, outcome: VerifyOutcome = VerifyOutcome.OK) -> list[Instruction]:
+        """Answers every verification that is held."""
+        said: list[Instruction] = []
+        for instruction in [i for i in self.held if isinstance(i, VerifyExtent)]:
+            self.held.remove(instruction)
+            said += self.send(ExtentVerified(operation=instruction.operation, outcome=outcome))
+        return said
+
+    def copied(self, outcome: CopyOutcome = CopyOutcome.OK) -> list[Instruction]:
+        """Answers the oldest copy that is held."""
+        instruction = next(i for i in self.held if isinstance(i, CopyExtent))
+        self.held.remove(instruction)
+        return self.send(ExtentCopied(operation=instruction.operation, outcome=outcome))
+
+    def written(self, *, ok: bool = True) -> list[Instruction]:
+        """Answers the oldest region write that is held."""
+        instruction = next(i for i in self.held if isinstance(i, WriteRegion))
+        self.held.remove(instruction)
+        return self.send(RegionWritten(operation=instruction.operation, ok=ok))
+
+    def finish_io(self) -> None:
+        """Everything held ends well, and what follows from it, until nothing is under way."""
+        while self.held:
+            match self.held[0]:
+                case VerifyExtent():
+                    self.verified()
+                case CopyExtent():
+                    self.copied()
+                case _:
+                    self.written()
+
+    def acquire(self, *blocks: BlockRef, ttl: Nanos | None = None, space: KeySpace = SPACE) -> AnswerAcquire:
+        return self.ask(AcquireRequested(request_id=self.request(), key_space=space, blocks=blocks, ttl=ttl), AnswerAcquire)
+
+    def read(self, lease: LeaseId, *blocks: BlockRef, space: KeySpace = SPACE) -> AnswerRead:
+        hashes = tuple(block.hash for block in blocks)
+        return self.ask(ReadRequested(request_id=self.request(), lease_id=lease, key_space=space, hashes=hashes), AnswerRead)
+
+    def release(self, lease: LeaseId, *blocks: BlockRef, corrupt: tuple[BlockRef, ...] = ()) -> None:
+        self.send(
+            ReleaseRequested(
+                request_id=self.request(),
+                lease_id=lease,
+                key_space=SPACE,
+                hashes=tuple(block.hash for block in blocks),
+                corrupt_hashes=tuple(block.hash for block in corrupt),
+            )
+        )
+
+    def present(self, *blocks: BlockRef, space: KeySpace = SPACE) -> tuple[bool, ...]:
+        hashes = tuple(block.hash for block in blocks)
+        return self.ask(ProbeRequested(request_id=self.request(), key_space=space, hashes=hashes), AnswerProbe).present
+
+
+def checksum_of(block: BlockRef) -> int:
+    return int.from_bytes(block.hash[:8], "little")
+
+
+@pytest.fixture
+def space() -> KeySpace:
+    return SPACE
+
+
+@pytest.fixture
+def chain() -> Callable[..., tuple[BlockRef, ...]]:
+    """chain(blocks, start=1): a chain of that many blocks; equal `start`, equal chain."""
+
+    def make(blocks: int, *, start: int = 1, space: KeySpace = SPACE) -> tuple[BlockRef, ...]:
+        root = root_hash(namespace=space.namespace, model_digest=b"model", layout=space.layout)
+        return chain_of(range(start, start + blocks * 4), block_tokens=4, root=root)
+
+    return make
+
+
+@pytest.fixture
+def host_node() -> Callable[..., Driver]:
+    """host_node(pages): a node with a host tier of so many pages and no SSD."""
+
+    def make(pages: int, **config: Any) -> Driver:
+        lease = LeaseConfig(ttl=seconds(10), max_ttl=seconds(20), max_lifetime=seconds(60), max_read=seconds(5))
+        return Driver(StoreConfig(host_capacity=Bytes(pages * PAGE), lease=lease, **config))
+
+    return make
+
+
+@pytest.fixture
+def ssd_node() -> Callable[..., Driver]:
+    """ssd_node(pages, regions=..., region_pages=...): with an SSD tier too; demotes at once unless told otherwise."""
+
+    def make(pages: int, *, regions: int = 4, region_pages: int = 16, demote_above: float = 0.0, boot: int = 1, **config: Any) -> Driver:
+        ssd = SsdConfig(capacity=Bytes(regions * region_pages * PAGE), region_bytes=Bytes(region_pages * PAGE), demote_above=demote_above)
+        return Driver(StoreConfig(host_capacity=Bytes(pages * PAGE), ssd=ssd, **config), boot=boot)
+
+    return make
