@@ -1,18 +1,20 @@
 """The entropy stage: zstandard, level 1, on the sections of a payload where it pays, and on no others.
 
-It pays when it takes at least MIN_GAIN off a section and the section is at least MIN_SHARE of the body. The first 8 KiB from
-the middle of a section stand for it: where they do not reach the gain, the rest is not tried. Numbers (SmolLM2-135M, a block
-of 32 tokens; LOG.md has the table): zstandard decodes 0.7 GB/s of these sections, the kernels 1.1 GB/s of codes, so packing
-everything would double the decode time of a block.
+It pays when it takes at least MIN_GAIN (9 %) off a section and the section is at least MIN_SHARE (4 %) of the body. The 8 KiB
+in the middle of a section stand for it: where they do not reach the gain, the rest is not tried. Numbers for 32-token blocks of
+SmolLM2-135M (LOG.md): zstandard unpacks codes at 0.8 GB/s, which is 210 us for the values of an int8 block that the kernels
+decode in 200 us; so packing the codes would double the price of a hit for 4 % of the bytes.
 
-    int8   keys 0.0 %, values 8.3 %, side 41 % of 2.3 % of the body: 5.0 % in all, not worth it, and nothing is packed
-    int4   keys 3.1 % (no), values 9.9 % (yes), side 42 % of 8.6 % (yes): 8 % off the payload
-    exact  31 % off bfloat16 in byte planes: the rung `lossless`, and the first tokens of a sequence
+    int8   keys 0.0 %, values 7.4 %, side 41 % of 2.3 % of the body: nothing is packed
+    int4   keys 2.9 %, values 8.6 %, side 34 % of 8.6 % of the body: the side is packed, 2.9 % off the payload for 30 us
+    exact  30 % off bfloat16 in byte planes, for 430 us: the rung `lossless`, and the first tokens of a sequence
 
 Packed bytes depend on the version of libzstd; what they unpack to does not.
 """
 
 from __future__ import annotations
+
+import threading
 
 import numpy as np
 import zstandard
@@ -25,12 +27,23 @@ MIN_SHARE = 0.04
 _SAMPLE_BYTES = 1 << 13
 
 
+class _Contexts(threading.local):
+    """zstandard's working memory, one set a thread: it is not safe to share and costs 10 us to make."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_contexts = _Contexts()
+
+
 def pack(section: np.ndarray, *, body_bytes: int) -> bytes | None:
     """One zstandard frame of a section (uint8, 1-D, C-contiguous), or None where that does not pay. Deterministic."""
     size = section.nbytes
     if size < MIN_SHARE * body_bytes or not size:
         return None
-    compressor = zstandard.ZstdCompressor(level=LEVEL, write_content_size=True, write_checksum=False, write_dict_id=False)
+    compressor = _contexts.compressor
     if size > 2 * _SAMPLE_BYTES:
         start = (size - _SAMPLE_BYTES) // 2
         sample = compressor.compress(section[start : start + _SAMPLE_BYTES].data)
@@ -46,7 +59,7 @@ def unpack(packed: memoryview, *, size: int) -> bytes:
         announced = zstandard.frame_content_size(packed)
         if announced != size:
             raise CorruptPayload(f"a packed section announces {announced} bytes, the header {size}")
-        return zstandard.ZstdDecompressor().decompress(packed, max_output_size=size, allow_extra_data=False)
+        return _contexts.decompressor.decompress(packed, max_output_size=size, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptPayload(f"a packed section does not unpack: {error}") from error
 
