@@ -44,6 +44,20 @@ def test_a_successor_goes_on_with_equal_tokens_at_every_cut(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("tokens", [12, 27, 61])
+def test_a_successor_that_finds_nothing_computes_equal_tokens(cluster: Callable[..., Any], seed: int, tokens: int) -> None:
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            first, second = await c.add("decode-1", Role.DECODE), await c.add("decode-2", Role.DECODE)
+            prompt = [random.Random(seed + 3).randrange(3, 500) for _ in range(tokens)]
+            whole = await c.generate(first, c.call(prompt, max_tokens=40, sampling=SAMPLED))
+            for cut in (1, 7, 18, 33, 39):
+                call = c.call(prompt, generated=whole.tokens[:cut], max_tokens=40, sampling=SAMPLED, namespace=f"cut-{cut}")
+                assert whole.tokens[:cut] + (await c.generate(second, call)).tokens == whole.tokens, f"cut at {cut}"
+
+    asyncio.run(main())
+
+
 def test_a_long_prompt_prefilled_elsewhere_survives_several_failovers(cluster: Callable[..., Any], seed: int) -> None:
     async def main() -> None:
         async with cluster(stores=3) as c:
