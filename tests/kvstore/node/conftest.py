@@ -202,13 +202,15 @@ def push_to_ssd(tiers_of, chain_filler):
 
     async def push(server, client, refs):
         async with asyncio.timeout(20):
-            for filler in chain_filler():
-                tiers = await tiers_of(server, refs)
-                if all(found == (Tier.SSD,) for found in tiers):
-                    return
+            fillers = chain_filler()
+            while set(tiers := await tiers_of(server, refs)) != {(Tier.SSD,)}:
                 assert all(tiers), f"lost on the way to the SSD: {tiers}"
-                await client.put(filler)
-                await asyncio.sleep(0)
+                [host, _] = server.status().tiers
+                demoting = host.used_bytes > server.config.demote_above * host.capacity_bytes
+                if demoting and not all(Tier.SSD in found for found in tiers):
+                    await asyncio.sleep(0.005)  # more now would push them out of the host tier before they are on the SSD
+                else:
+                    await client.put(next(fillers))
 
     return push
 
