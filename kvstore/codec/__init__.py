@@ -9,9 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kvstore.codec.block_codec import BlockCodec, warm_up
+    from kvstore.codec.block_codec import BlockCodec
     from kvstore.codec.block_format import BlockHeader, Rung, read_header
     from kvstore.codec.checksum import payload_checksum
+    from kvstore.codec.compilation import warm_up
 
 __all__ = ["BlockCodec", "BlockHeader", "Rung", "payload_checksum", "read_header", "warm_up"]
 
@@ -21,7 +22,7 @@ _HOMES = {
     "Rung": "block_format",
     "payload_checksum": "checksum",
     "read_header": "block_format",
-    "warm_up": "block_codec",
+    "warm_up": "compilation",
 }
 
 

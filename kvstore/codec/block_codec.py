@@ -40,9 +40,6 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "float32": np.dtype(np.float32),
 }
-_CACHE_FILES = 4
-"""Compiled forms of the kernels: `largest_bits` has two, `quantize` and `dequantize` one each."""
-
 _NO_HALF = np.empty(0, np.uint16)
 _NO_SINGLE = np.empty(0, np.float32)
 
@@ -287,22 +284,3 @@ class BlockCodec:
             raise UnsupportedFormat(f"the payload is of model {header.model_digest.hex()[:12]}, not {self._model_digest.hex()[:12]}")
         if start_position is not None and header.start_position != start_position:
             raise CorruptPayload(f"the payload starts at token {header.start_position}, not at {start_position}")
-
-
-def warm_up() -> None:
-    """Compiles the kernels, or loads them from numba's cache: call it before the first block must be fast.
-
-    Cost: about 10 s the first time on a machine, 0.1 s later on; nothing when it ran before in this process.
-    """
-    layout = Layout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_tokens=8)
-    single = Layout(layers=1, kv_heads=1, head_dim=8, dtype="float32", block_tokens=8)
-    for left in reversed(range(_CACHE_FILES + 1)):
-        try:
-            for one in (layout, single):
-                codec = BlockCodec(one, model_digest=bytes(DIGEST_BYTES), rung=Rung.INT8)
-                block = np.zeros((1, 2, 1, 8, 8), _NUMPY_DTYPES[one.dtype])
-                codec.decode_into(codec.encode(block, start_position=0), block)
-            return
-        except OSError:  # a full disk: the kernel is compiled by then, only its copy in the cache is missing
-            if not left:
-                raise

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import fcntl
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba.core import caching
 
-from kvstore.codec import BlockCodec, Rung, kernels, warm_up
+from kvstore.codec import BlockCodec, Rung, compilation, kernels, warm_up
 from kvstore.codec.block_codec import FIRST_EXACT_TOKENS, GROUP
 from kvstore.codec.block_format import BITS, HEADER_BYTES
 from kvstore.codec.reference import canonical, lossy_sections, measured_error, narrow
@@ -116,3 +119,19 @@ def test_warming_up_twice_costs_nothing_the_second_time() -> None:
     warm_up()
     assert compiled == (1, 1, 2)
     assert compiled == (len(kernels.quantize.signatures), len(kernels.dequantize.signatures), len(kernels.largest_bits.signatures))
+
+
+def test_a_process_that_warms_up_waits_for_another_that_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(kernels.__file__, "rb") as source:
+        fcntl.flock(source, fcntl.LOCK_EX)
+        waiter = threading.Thread(target=warm_up)
+        waiter.start()
+        waiter.join(timeout=0.2)
+        assert waiter.is_alive()
+        fcntl.flock(source, fcntl.LOCK_UN)
+        waiter.join(timeout=60)
+        assert not waiter.is_alive()
+
+        fcntl.flock(source, fcntl.LOCK_EX)
+        monkeypatch.setattr(compilation, "_MAX_WAIT_SECONDS", 0.1)
+        warm_up()  # the other one is stuck: go on without it
