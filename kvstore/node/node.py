@@ -102,11 +102,12 @@ class Node:
 
     async def stop(self) -> None:
         """Demotes what is hot, for as long as `drain_deadline`, and ends every task and thread. The tiers stay open."""
-        try:
-            async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
-                await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
-        except TimeoutError:
-            logger.warning("not all hot copies were on SSD within drain_deadline; the rest is lost")
+        if not self.crashed.done():
+            try:
+                async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
+                    await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
+            except TimeoutError:
+                logger.warning("not all hot copies were on SSD within drain_deadline; the rest is lost")
         await self.close()
 
     async def close(self) -> None:

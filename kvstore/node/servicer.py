@@ -86,6 +86,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
                 token = WriteToken(chunk.write_token)
                 if token not in refused:
                     begun.add(token)
+                    check_batch(begun, "write tokens")
                     if not incoming.take(token, chunk.offset_bytes, chunk.data):
                         refused.add(token)
         finally:
