@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import httpx
@@ -59,7 +59,8 @@ def test_it_says_ready_serves_and_lets_answers_end_when_it_is_stopped(redis, mod
         node = oracle.DecodeNode("decode-0")
         node.token_pause_s = 0.01
         await node.start()
-        async with RedisRegistry(redis.url) as registry:
+        async with RedisRegistry(redis.url) as registry, AsyncExitStack() as stack:
+            stack.push_async_callback(node.kill)
             await registry.join(Member(node_id=NodeId("decode-0"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=node.address))
             async with gateway(subprocess_environment, f"--redis_url={redis.url}", f"--model={model}") as process:
                 line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
@@ -73,7 +74,9 @@ def test_it_says_ready_serves_and_lets_answers_end_when_it_is_stopped(redis, mod
                     async with http.stream("POST", "/v1/completions", json=request) as response:
                         lines = []
                         async for line in response.aiter_lines():
-                            lines += [line] if line else []
+                            if not line:
+                                continue
+                            lines.append(line)
                             if len(lines) == 5:
                                 process.send_signal(signal.SIGTERM)
                     assert lines[-1] == "data: [DONE]"
@@ -83,7 +86,6 @@ def test_it_says_ready_serves_and_lets_answers_end_when_it_is_stopped(redis, mod
                 stderr = (await process.stderr.read()).decode()
                 assert await asyncio.wait_for(process.wait(), 15) == 0, stderr
                 assert "Traceback" not in stderr
-        await node.kill()
 
     asyncio.run(scenario())
 
