@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import prefill_node.model.offline  # noqa: F401  before torch and transformers
@@ -57,11 +58,13 @@ def load_model(path: Path, *, device: str = "cpu", dtype: ModelDtype = "bfloat16
         raise ConfigError(f"model: cannot read {path / 'config.json'}: {str(error).splitlines()[0]}") from None
     _check_supported(config, path)
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            str(path), config=config, dtype=_DTYPES[dtype], local_files_only=True, use_safetensors=True
+        module, info = AutoModelForCausalLM.from_pretrained(
+            str(path), config=config, dtype=_DTYPES[dtype], local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"model: cannot load the weights in {path}: {str(error).splitlines()[0]}") from None
+    if info["missing_keys"]:  # transformers would fill these with random numbers
+        raise ConfigError(f"model: the weights in {path} lack {min(info['missing_keys'])} and {len(info['missing_keys']) - 1} more tensors")
     module.to(target).eval().requires_grad_(False)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return LoadedModel(

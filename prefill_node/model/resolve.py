@@ -89,6 +89,8 @@ def _converted(gguf: Path, *, name: str, cache_dir: Path) -> Path:
             (scratch / _CARD).write_text(json.dumps({"name": name, "source": gguf.name}))
             _open_to_all(scratch)
             os.rename(scratch, target)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"model: cannot convert {gguf}: {error}") from None
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return target

@@ -67,7 +67,7 @@ def test_a_rows_logits_are_bit_equal_in_any_company_on_the_torch_path_too(tiny):
             runner.run_chunks([Span(sequence, 0, len(sequence.tokens) - 1)])
         alone = runner.run_rows([Span(sequences[0], 19, 1)])[0]
         for size in (2, 7, 12):
-            company = sequences[1:size] + [sequences[0]]
+            company = [*sequences[1:size], sequences[0]]
             together = runner.run_rows([Span(s, len(s.tokens) - 1, 1) for s in company])[size - 1]
             assert np.array_equal(alone.view(np.uint32), together.view(np.uint32)), size
 
