@@ -29,9 +29,7 @@ class PeerStub:
     def __init__(self, channel: Any) -> None:
         self._stub = peer_pb2_grpc.PeerServiceStub(channel)
 
-    async def list_owned(
-        self, node_id: NodeId, epoch: Epoch, *, timeout: Nanos
-    ) -> AsyncGenerator[tuple[KeySpace, list[PeerBlock]], None]:
+    async def list_owned(self, node_id: NodeId, epoch: Epoch, *, timeout: Nanos) -> AsyncGenerator[tuple[KeySpace, list[PeerBlock]], None]:
         """What the peer holds and `node_id` should hold too."""
         call = self._stub.ListOwned(peer_pb2.ListOwnedRequest(node_id=node_id, epoch=epoch), timeout=to_seconds(timeout))
         try:
@@ -46,9 +44,7 @@ class PeerStub:
         finally:
             call.cancel()
 
-    async def pull(
-        self, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos
-    ) -> AsyncGenerator[store_pb2.ReadChunk, None]:
+    async def pull(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos) -> AsyncGenerator[store_pb2.ReadChunk, None]:
         """Payloads in the order asked, chunk by chunk."""
         request = peer_pb2.PullRequest(key_space=key_space_to_proto(key_space), hashes=hashes)
         call = self._stub.Pull(request, timeout=to_seconds(timeout))
