@@ -14,8 +14,10 @@ ARGS ?=
 export NO_PROXY := localhost,127.0.0.1,::1
 export no_proxy := $(NO_PROXY)
 export HF_HUB_OFFLINE := 1
+# Converted models; in the clone, so that 'make clean' takes everything away.
+export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
-.PHONY: help setup demo up test check format sim proto clean
+.PHONY: help setup demo up test check format sim examples proto clean
 
 help:
 	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
@@ -23,7 +25,7 @@ help:
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
 	@echo "make sim     the simulated cluster           (SEED=$(SEED))"
-	@echo "make proto   regenerate the protocol code"
+	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"
 	@echo "make clean   remove $(VENV), caches and .larder"
 
@@ -50,6 +52,12 @@ format: $(READY)
 
 sim: $(READY)
 	@$(PY) -m pytest tests/sim --seed=$(SEED) $(ARGS)
+
+examples: $(READY)
+	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml
+	@$(PY) -m prefill_node --example > deploy/config/prefill-node.toml
+	@$(PY) -m decode_node --example > deploy/config/decode-node.toml
+	@$(PY) -m decode_node.gateway --example > deploy/config/gateway.toml
 
 proto: $(READY)
 	@PYTHON="$(CURDIR)/$(PY)" proto/generate.sh

@@ -41,7 +41,8 @@ ONLY_IN = {
     "rich": ("kvstore/admin/",),
     "torch": ("prefill_node/", "decode_node/"),
     "transformers": ("prefill_node/", "decode_node/"),
-    "numba": ("kvstore/codec/",),
+    "numba": ("kvstore/codec/", "prefill_node/engine/"),
+    "llvmlite": ("prefill_node/engine/",),
 }
 """Package -> the only files (a part of their path) that may import it."""
 

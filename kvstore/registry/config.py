@@ -21,6 +21,7 @@ class RegistryConfig:
     poll_every: Nanos = milliseconds(300)
     """Changes are announced; polling finds those whose announcement was lost."""
     call_timeout: Nanos = seconds(1)
+    """Of one call of Redis; a longer one counts as Redis being away."""
     longest_pause: Nanos = seconds(2)
     """Between two attempts while Redis is away."""
 

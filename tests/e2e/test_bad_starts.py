@@ -89,7 +89,7 @@ def test_a_model_folder_without_weights_or_none_at_all_is_named(module: str, red
         (["locate", "x", "--redis", NOWHERE, "--gateway", "http://127.0.0.1:1"], "the gateway at http://127.0.0.1:1 does not answer"),
         (["evict"], "exactly one of --all, --namespace NAME and --prompt TEXT"),
         (["status", "--state-dir"], "--state-dir"),
-        (["local", "up", "--decode-nodes", "none"], "none"),
+        (["local", "up", "--decode-nodes", "none"], "--decode-nodes"),
     ],
 )
 def test_kvctl_says_what_is_wrong_on_one_line(words: list[str], part: str, tmp_path: Path) -> None:
