@@ -16,6 +16,7 @@ from kvstore.codec.block_format import (
     HEADER_BYTES,
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
+    MAX_POSITION,
     BlockHeader,
     Rung,
     read_header,
@@ -118,8 +119,8 @@ class BlockCodec:
     def encode(self, block: np.ndarray, *, start_position: int) -> bytes:
         """The payload of a block, which is left as it is. One that is not C-contiguous, aligned and writable is copied first.
 
-        Raises CodecFailure, with a reason, for: wrong_shape, wrong_dtype, wrong_position (negative, or no multiple of
-        block_tokens); and at lossy rungs not_finite (NaN or Inf) and out_of_range (beyond MAX_MAGNITUDE).
+        Raises CodecFailure, with a reason, for: wrong_shape, wrong_dtype, wrong_position (negative, beyond 2**40, or no
+        multiple of block_tokens); and at lossy rungs not_finite (NaN or Inf) and out_of_range (beyond MAX_MAGNITUDE).
 
         Cost: LOG.md; about 0.7 ms for 737 KB of bfloat16 on one core, without the GIL.
         """
@@ -192,9 +193,9 @@ class BlockCodec:
         )
 
     def _encode(self, block: np.ndarray, start_position: int, *, canonical: bool) -> bytes:
-        if start_position < 0 or start_position % self.layout.block_tokens:
+        if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
             raise CodecFailure(
-                f"a block starts at a multiple of {self.layout.block_tokens}, not at {start_position}", reason="wrong_position"
+                f"a block starts at a multiple of {self.layout.block_tokens} up to 2^40, not at {start_position}", reason="wrong_position"
             )
         header = self._header(start_position=start_position)
         tokens = header.exact_tokens

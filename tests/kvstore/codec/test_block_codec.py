@@ -167,8 +167,8 @@ def test_what_is_no_block_of_the_layout_is_refused(make_codec: Make, block: np.n
         assert failure.value.reason == reason
 
 
-@pytest.mark.parametrize("start_position", [-32, 1, 33])
-def test_a_position_inside_a_block_is_refused(make_codec: Make, make_block: Block, start_position: int) -> None:
+@pytest.mark.parametrize("start_position", [-32, 1, 33, 2**40 + 32, 2**64])
+def test_a_position_that_no_block_starts_at_is_refused(make_codec: Make, make_block: Block, start_position: int) -> None:
     codec = make_codec()
     with pytest.raises(CodecFailure, match="multiple of 32") as failure:
         codec.encode(make_block(codec), start_position=start_position)
