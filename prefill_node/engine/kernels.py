@@ -20,15 +20,19 @@ from prefill_node.engine.vector_ir import (
     atomic_swap_if,
     exp_and_sum,
     exp_one,
+    gate,
     load_f32,
     load_f32_bits,
     make_mix,
     make_tile,
     prefetch,
+    rotate,
     scale_and_max,
+    scale_by,
     scores,
     store_f32,
     store_u16,
+    sum_of_squares,
     widen,
     yield_core,
 )
@@ -39,7 +43,8 @@ PANEL = 32
 NEXT, DONE, EXIT, OPERATION = 0, 1, 2, 3
 ARGUMENTS = 8
 CONTROL_LENGTH = 40
-LINEAR, ATTEND = 0, 1
+LINEAR, ATTEND, GATE = 0, 1, 2
+GATE_ROWS = 16
 MASKED = np.float32(-1e30)
 
 _b1, _b2, _b3, _b4 = (make_tile(rows, 4 if rows < 3 else 2, bf16=True) for rows in (1, 2, 3, 4))
@@ -206,6 +211,32 @@ def _attend_item(a: Any, item: int) -> None:
 
 
 @_native
+def _gate_item(a: Any, item: int) -> None:
+    """Arguments: gates and ups side by side [rows, 2 * width], rows, width, out [rows, width]."""
+    both, rows, width, out = a[0], a[1], a[2], a[3]
+    for row in range(item * GATE_ROWS, min(rows, (item + 1) * GATE_ROWS)):
+        at = both + row * width * 8
+        gate(at, at + width * 4, out + row * width * 4, width)
+
+
+@_native
+def normalize(x: int, weight: int, out: int, rows: int, width: int, epsilon: float) -> None:
+    """Each row of x divided by its root mean square, times weight; float32, contiguous, width a multiple of 8."""
+    for row in range(rows):
+        at = x + row * width * 4
+        mean = sum_of_squares(at, width) / np.float32(width)
+        scale_by(at, weight, out + row * width * 4, width, np.float32(1.0) / np.sqrt(mean + np.float32(epsilon)))
+
+
+@_native
+def rotate_rows(x: int, row_stride: int, rows: int, heads: int, head_dim: int, cos: int, sin: int) -> None:
+    """Rotary positions in place on `heads` neighbouring heads of each row; cos and sin float32 [rows, head_dim], halves alike."""
+    for row in range(rows):
+        for head in range(heads):
+            rotate(x + (row * row_stride + head * head_dim) * 4, cos + row * head_dim * 4, sin + row * head_dim * 4, head_dim // 2)
+
+
+@_native
 def write_kv(
     k: int,
     v: int,
@@ -254,8 +285,10 @@ def _work(control: Any) -> bool:
     # The operation cannot change while this item is unfinished.
     if control[OPERATION] == LINEAR:
         _linear_item(control[ARGUMENTS:], left - 1)
-    else:
+    elif control[OPERATION] == ATTEND:
         _attend_item(control[ARGUMENTS:], left - 1)
+    else:
+        _gate_item(control[ARGUMENTS:], left - 1)
     atomic_add(at + DONE * 8, 1)
     return True
 

@@ -7,15 +7,13 @@ instructions, SmolLM2-135M: torch's bf16 product of more than one row runs at 8 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-from kvstore.core.layout import Layout
 from prefill_node.engine.kernels import LINEAR, PANEL
 from prefill_node.engine.team import Team
-from prefill_node.engine.vector_ir import LANES
 
 _CACHE_BYTES = 220_000
 """Of activations that one row block may hold: they should stay in half a 512 KiB L2 cache while all weights pass by."""
@@ -25,16 +23,18 @@ _TILE_ROWS = 6
 class PackedLinear(nn.Module):
     """Stands in for an nn.Linear. float32 [..., in] -> float32 [..., out]; any leading shape, contiguous or not."""
 
-    def __init__(self, linear: nn.Linear, team: Team) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], team: Team) -> None:
+        """One layer from one or more of the same input, their outputs side by side."""
         super().__init__()
-        weight = linear.weight.detach()
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        biases = [linear.bias.detach() if linear.bias is not None else torch.zeros(linear.out_features) for linear in linears]
+        self.in_features, self.out_features = weight.shape[1], weight.shape[0]
         self._team = team
         self._panels = -(-self.out_features // PANEL)
         full = torch.zeros(self._panels * PANEL, self.in_features, dtype=weight.dtype)
         full[: self.out_features] = weight
         self._packed = full.view(self._panels, PANEL, self.in_features).transpose(1, 2).contiguous()
-        self._bias = None if linear.bias is None else linear.bias.detach().float()
+        self._bias = torch.cat(biases).float() if any(linear.bias is not None for linear in linears) else None
         self._row_block = max(_TILE_ROWS, _CACHE_BYTES // (self.in_features * 4) // _TILE_ROWS * _TILE_ROWS)
         self._width = self._panels * PANEL
         self._is_bf16 = int(weight.dtype == torch.bfloat16)
@@ -66,30 +66,4 @@ class PackedLinear(nn.Module):
             out = out[:, : self.out_features]
         if self._bias is not None:
             out = out + self._bias
-        return out.view(*x.shape[:-1], self.out_features) if out.is_contiguous() else out.reshape(*x.shape[:-1], self.out_features)
-
-
-class WideEmbedding(nn.Module):
-    """Stands in for an nn.Embedding: the table stays in the model's dtype, what is looked up is float32."""
-
-    def __init__(self, embedding: nn.Embedding) -> None:
-        super().__init__()
-        self._table = embedding.weight.detach()
-
-    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.embedding(token_ids, self._table).float()
-
-
-def pack(module: Any, team: Team) -> None:
-    """Replace every linear layer and embedding of a transformers causal language model, and make the rest of it float32."""
-    named = [(name, child) for name, child in module.named_modules() if isinstance(child, nn.Linear | nn.Embedding)]
-    for name, child in named:
-        owner, _, last = name.rpartition(".")
-        stand_in = PackedLinear(child, team) if isinstance(child, nn.Linear) else WideEmbedding(child)
-        setattr(module.get_submodule(owner), last, stand_in)
-    module.float()
-
-
-def can_pack(layout: Layout, *, device: torch.device) -> bool:
-    """The kernels work on the CPU in whole vectors of 8 and know no float16."""
-    return device.type == "cpu" and layout.dtype != "float16" and layout.head_dim % LANES == 0 and layout.block_tokens % LANES == 0
+        return out.reshape(*x.shape[:-1], self.out_features)

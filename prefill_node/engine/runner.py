@@ -13,7 +13,7 @@ import prefill_node.model.offline  # noqa: F401  before torch
 from prefill_node.engine.attention import Attention, GatheredAttention, plug_into
 from prefill_node.engine.batch import Batch, make_batch
 from prefill_node.engine.kernel_attention import KernelAttention
-from prefill_node.engine.packed_linear import can_pack, pack
+from prefill_node.engine.packed_layers import can_pack, pack
 from prefill_node.engine.pool_tensor import PoolTensor
 from prefill_node.engine.scheduler import Span
 from prefill_node.engine.team import Team
@@ -34,9 +34,9 @@ class Runner:
         self._block_tokens = model.layout.block_tokens
         self._team: Team | None = None
         plug_into(model.module)
-        if can_pack(model.layout, device=model.device):
+        if can_pack(model.module, model.layout, device=model.device):
             self._team = Team(threads)
-            pack(model.module, self._team)
+            pack(model.module, model.layout, self._team)
             KernelAttention.compile(pool, self._team)
         self._tile = 1 if self._team else ROW_TILE
 

@@ -243,6 +243,85 @@ def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
 
 
 @_in_ir
+def gate(typingctx: Any, gates: Any, ups: Any, out: Any, count: Any) -> Any:
+    """gate(gates, ups, out, count): out = gates * sigmoid(gates) * ups; float32, count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            offset = builder.mul(i, _i64(LANES * 4))
+            x = _load(builder, builder.add(arguments[0], offset))
+            small = _exp(builder, builder.fneg(_call(builder, "llvm.fabs", x)))
+            top = builder.select(builder.fcmp_ordered("<", x, _constant(0.0)), small, _constant(1.0))
+            sigmoid = builder.fdiv(top, builder.fadd(small, _constant(1.0)))
+            product = builder.fmul(builder.fmul(x, sigmoid), _load(builder, builder.add(arguments[1], offset)))
+            _store(builder, product, builder.add(arguments[2], offset))
+            return state
+
+        _counted(builder, builder.udiv(arguments[3], _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@_in_ir
+def sum_of_squares(typingctx: Any, values: Any, count: Any) -> Any:
+    """sum_of_squares(values, count): float32, count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            x = _load(builder, builder.add(arguments[0], builder.mul(i, _i64(LANES * 4))))
+            return [_call(builder, "llvm.fma", x, x, state[0])]
+
+        (total,) = _counted(builder, builder.udiv(arguments[1], _i64(LANES)), [_constant(0.0)], body)
+        return _across(builder, total, builder.fadd)
+
+    return types.float32(types.int64, types.int64), codegen
+
+
+@_in_ir
+def scale_by(typingctx: Any, values: Any, weights: Any, out: Any, count: Any, factor: Any) -> Any:
+    """scale_by(values, weights, out, count, factor): out = weights * (values * factor); float32, count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        factor_ = _splat(builder, arguments[4])
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            offset = builder.mul(i, _i64(LANES * 4))
+            scaled = builder.fmul(_load(builder, builder.add(arguments[0], offset)), factor_)
+            _store(builder, builder.fmul(_load(builder, builder.add(arguments[1], offset)), scaled), builder.add(arguments[2], offset))
+            return state
+
+        _counted(builder, builder.udiv(arguments[3], _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4, types.float32), codegen
+
+
+@_in_ir
+def rotate(typingctx: Any, values: Any, cos: Any, sin: Any, half: Any) -> Any:
+    """rotate(values, cos, sin, half): in place, the pairs (values[i], values[i + half]) turned by the angles whose cosines and sines
+    are cos[i] and sin[i]; float32, half a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values_, cos_, sin_, half_ = arguments
+        second = builder.add(values_, _bytes(builder, half_, 4))
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            offset = builder.mul(i, _i64(LANES * 4))
+            a_at, b_at = builder.add(values_, offset), builder.add(second, offset)
+            a, b = _load(builder, a_at), _load(builder, b_at)
+            c, s = _load(builder, builder.add(cos_, offset)), _load(builder, builder.add(sin_, offset))
+            _store(builder, builder.fsub(builder.fmul(a, c), builder.fmul(b, s)), a_at)
+            _store(builder, builder.fadd(builder.fmul(b, c), builder.fmul(a, s)), b_at)
+            return state
+
+        _counted(builder, builder.udiv(half_, _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 4), codegen
+
+
+@_in_ir
 def exp_one(typingctx: Any, x: Any) -> Any:
     """exp_one(x) -> e**x for x <= 0, by the same arithmetic as exp_and_sum."""
 
