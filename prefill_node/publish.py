@@ -194,14 +194,15 @@ class Publisher:
     async def run(self) -> None:
         """Put batches until cancelled. Start it before the first offer."""
         self._loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self._config.batches_in_flight):
-                    group.create_task(self._put_batches())
-        finally:
-            with self._room:
-                self._closed = True
-                self._room.notify_all()
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._config.batches_in_flight):
+                group.create_task(self._put_batches())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                with self._room:  # before the batches in flight are let go and make room for more
+                    self._closed = True
+                    self._room.notify_all()
 
     async def flush(self, *, timeout: Nanos) -> bool:
         """Wait until everything offered has settled; False when `timeout` came first."""
