@@ -30,6 +30,8 @@ PARENT_VARIABLE = "LARDER_PARENT_PID"
 """Set by a supervisor to its own pid: the process then ends when that parent does, however it ends."""
 
 _PR_SET_PDEATHSIG = 1
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -41,6 +43,7 @@ def run_process(main: Callable[[Cfg], Awaitable[None]], cls: type[Cfg], name: st
     other LarderError become one line on stderr and exit 2. Anything else is a bug: traceback, exit 1.
     """
     end_with_parent()
+    keep_freed_memory()
     try:
         file, flags = parse_flags(cls, sys.argv[1:], program=name)
         config = load_config(cls, file=file, flags=flags, env=os.environ)
@@ -58,6 +61,18 @@ def run_process(main: Callable[[Cfg], Awaitable[None]], cls: type[Cfg], name: st
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)  # a worker thread in native code must not hold up the exit; everything of ours is closed by now
+
+
+def keep_freed_memory() -> None:
+    """Tell glibc to keep what was freed, up to 256 MiB, instead of handing it back to the system. Elsewhere: nothing.
+
+    Payloads, messages and tensors of 0.1 to 10 MB come and go all the time, and each return costs page faults at the next use:
+    encoding one message of 368 KiB 800 us instead of 45 us, reading 46 of them 40 ms of CPU instead of 30 ms.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        mallopt(_M_TRIM_THRESHOLD, 256 << 20)
 
 
 def announce_ready(name: str, role: str, **addresses: str) -> None:
