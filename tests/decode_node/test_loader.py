@@ -8,10 +8,12 @@ from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
+import numpy as np
 import pytest
 
 from decode_node.session import Heartbeat, NextToken
-from kvstore.client import Acknowledge
+from kvstore.client import Acknowledge, BlockPut, PutOutcome
+from kvstore.codec import BlockCodec, Rung
 from kvstore.core.view import Role
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.units import milliseconds
@@ -69,6 +71,46 @@ def test_a_missing_block_ends_the_run_and_the_rest_is_computed(
             assert answer.loaded.store_blocks == missing
             assert answer.tokens == whole.tokens
             await idle(second)
+
+    asyncio.run(main())
+
+
+def test_a_payload_of_another_model_is_refused_and_computed(cluster: Callable[..., Any], idle: Callable[..., Any], seed: int) -> None:
+    async def main() -> None:
+        async with cluster() as c:
+            first, second = await c.add("decode-1", Role.DECODE), await c.add("decode-2", Role.DECODE)
+            prompt = random_prompt(seed, 70)
+            whole = await c.generate(first, c.call(prompt))
+            await first.publisher.flush(timeout=10**10)
+            key_space, chain = first.key_space("n"), first.chain("n", prompt)
+            assert await first.store.delete(key_space, chain[5:6]) == 1
+            foreign = BlockCodec(first.model.layout, model_digest=b"x" * 32, rung=Rung.RAW)
+            block = np.ones((3, 2, 2, 8, 16), np.float32)
+            put = BlockPut(chain[5], foreign.encode(block, start_position=40))
+            assert (await first.store.put(key_space, [put])).outcomes == (PutOutcome.STORED,)
+            answer = await c.generate(second, c.call(prompt))
+            assert answer.loaded.store_blocks == 5
+            assert answer.tokens == whole.tokens
+            await idle(second)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wait_ms", [0.01, 1, 3])
+def test_a_load_that_takes_too_long_uses_what_is_there(
+    cluster: Callable[..., Any], idle: Callable[..., Any], seed: int, wait_ms: float
+) -> None:
+    async def main() -> None:
+        async with cluster() as c:
+            first = await c.add("decode-1", Role.DECODE)
+            hasty = await c.add("decode-2", Role.DECODE, load_max_wait=milliseconds(wait_ms))
+            prompt = random_prompt(seed, 400)
+            whole = await c.generate(first, c.call(prompt))
+            await first.publisher.flush(timeout=10**10)
+            answer = await c.generate(hasty, c.call(prompt))
+            assert answer.loaded.store_blocks * 8 + answer.loaded.recomputed_tokens == 400
+            assert answer.tokens == whole.tokens
+            await idle(hasty)
 
     asyncio.run(main())
 
