@@ -25,7 +25,7 @@ async def main(config: NodeConfig) -> None:
             await registry.serve()
             server.member_state = MemberState.ACTIVE
             announce_ready(config.node_id, "store", rpc=server.address, metrics=f"{config.host}:{metrics_port}")
-            await server.crashed
+            await server.node.until_crash()
         finally:
             await _stop(server, registry)
 

@@ -51,6 +51,8 @@ class NodeConfig:
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
     demote_above: float = 0.5
     """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    ssd_moves: int = 64
+    """Copies between the tiers under way at a time; those to the SSD that come together share one sync (3 ms and more)."""
     ssd_threads: int = 4
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
@@ -102,7 +104,9 @@ class NodeConfig:
 
     def store_config(self) -> StoreConfig:
         """The part that the core is built with; it checks the relations between its own keys. Raises ConfigError."""
-        ssd = SsdConfig(capacity=self.ssd_capacity, region_bytes=self.region_bytes, demote_above=self.demote_above)
+        ssd = SsdConfig(
+            capacity=self.ssd_capacity, region_bytes=self.region_bytes, demote_above=self.demote_above, max_moves=self.ssd_moves
+        )
         max_ttl = max(self.lease_ttl, _MAX_LEASE_TTL)
         return StoreConfig(
             host_capacity=self.host_capacity,

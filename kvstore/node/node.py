@@ -62,8 +62,8 @@ class _Request(Protocol):
 class Node:
     """Belongs to one event loop; every method is called there. Small host payloads are touched inline, large ones and the SSD in threads.
 
-    `on_note` is called for each Note of the core (metrics). `crashed` gets the exception of a bug: the core's state is then not to be
-    trusted any more, and the process must end.
+    `on_note` is called for each Note of the core (metrics). After a bug in here the core's state is not to be trusted any more:
+    `until_crash` raises it, and the process must end.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Node:
         loop = asyncio.get_running_loop()
         self.state = state
         self.incoming = IncomingPayloads(host)
-        self.crashed: asyncio.Future[None] = loop.create_future()
+        self._crashed: asyncio.Future[None] = loop.create_future()
         self._host = host
         self._config = config
         self._clock = clock
@@ -100,9 +100,13 @@ class Node:
             self.feed(recovered)
         self._spawn(self._tick())
 
+    async def until_crash(self) -> None:
+        """Waits; raises the bug when there is one. Cancelling it is harmless."""
+        await asyncio.shield(self._crashed)
+
     async def stop(self) -> None:
         """Demotes what is hot, for as long as `drain_deadline`, and ends every task and thread. The tiers stay open."""
-        if not self.crashed.done():
+        if not self._crashed.done():
             try:
                 async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
                     await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
@@ -282,6 +286,6 @@ class Node:
             self._crash(error)
 
     def _crash(self, error: BaseException) -> None:
-        if not self.crashed.done():
+        if not self._crashed.done():
             logger.critical("the store's state is not to be trusted any more", exc_info=error)
-            self.crashed.set_exception(error)
+            self._crashed.set_exception(error)

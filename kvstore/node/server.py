@@ -84,11 +84,6 @@ class NodeServer:
     def node(self) -> Node:
         return self._node
 
-    @property
-    def crashed(self) -> asyncio.Future[None]:
-        """Gets the exception when the core's state is not to be trusted any more: the process must end."""
-        return self._node.crashed
-
     def member(self) -> Member:
         """How this node presents itself to the registry."""
         return Member(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvstore.core.extent import round_up
 from kvstore.tiers.tier import Tier, TierFailure
 from kvstore.units import MIB
 
@@ -17,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH_BYTES = 32 * MIB
 """Written between two syncs at most: 20 ms of a 1.7 GB/s disk, so that an outcome does not wait long for its neighbours."""
+MAX_SPAN_BYTES = 4 * MIB
+"""Neighbours written in one call: beyond it a call costs nothing any more beside its bytes."""
 
 
 class WriteOutcome(StrEnum):
@@ -60,50 +63,80 @@ class SsdWriter:
     def _run(self) -> None:
         ending = False
         while not ending:
-            first = self._queue.get()
-            ending = first is None
-            batch: list[_Write] = []
-            outcomes: list[WriteOutcome] = []
-            size = 0
-            write = first
-            while write is not None:
-                batch.append(write)
-                outcome, written = self._write(write)
-                outcomes.append(outcome)
-                size += written
-                if size >= MAX_BATCH_BYTES:
-                    break
-                try:
-                    write = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                ending = write is None
-            self._sync(batch, outcomes)
+            batch, ending = self._take_batch()
             if batch:
-                self._loop.call_soon_threadsafe(_report, batch, outcomes)
+                self._put_down(batch)
+                self._loop.call_soon_threadsafe(_report, batch)
 
-    def _write(self, write: _Write) -> tuple[WriteOutcome, int]:
-        parts = write.load()
-        if parts is None:
-            return WriteOutcome.REFUSED, 0
+    def _take_batch(self) -> tuple[list[_Loaded], bool]:
+        """(what is waiting now, at least one; whether the end is)."""
+        batch: list[_Loaded] = []
+        size = 0
+        write = self._queue.get()
+        while write is not None:
+            batch.append(_Loaded(write))
+            size += batch[-1].size
+            if size >= MAX_BATCH_BYTES:
+                return batch, False
+            try:
+                write = self._queue.get_nowait()
+            except queue.Empty:
+                return batch, False
+        return batch, True
+
+    def _put_down(self, batch: Sequence[_Loaded]) -> None:
+        span: list[_Loaded] = []
+        for loaded in batch:
+            if span and not (span[-1].is_followed_by(loaded) and sum(one.size for one in span) < MAX_SPAN_BYTES):
+                self._write(span)
+                span = []
+            if loaded.outcome is WriteOutcome.OK:
+                span.append(loaded)
+        if span:
+            self._write(span)
+        self._sync(batch)
+
+    def _write(self, span: Sequence[_Loaded]) -> None:
+        """One call to the medium for neighbours."""
+        first = span[0].write
+        parts = [part for loaded in span for part in (*loaded.parts, bytes(loaded.size - loaded.length))]
         try:
-            self._tier.write(write.region, write.offset, parts)
+            self._tier.write(first.region, first.offset, parts)
         except TierFailure as failure:
-            logger.warning("write to region %d at %d failed (%s): %s", write.region, write.offset, failure.reason, failure)
-            return WriteOutcome.FAILED, 0
-        return WriteOutcome.OK, sum(len(part) for part in parts)
+            logger.warning("write to region %d at %d failed (%s): %s", first.region, first.offset, failure.reason, failure)
+            for loaded in span:
+                loaded.outcome = WriteOutcome.FAILED
 
-    def _sync(self, batch: list[_Write], outcomes: list[WriteOutcome]) -> None:
-        for region in {write.region for write, outcome in zip(batch, outcomes, strict=True) if outcome is WriteOutcome.OK}:
+    def _sync(self, batch: Sequence[_Loaded]) -> None:
+        for region in {loaded.write.region for loaded in batch if loaded.outcome is WriteOutcome.OK}:
             try:
                 self._tier.sync(region)
             except TierFailure as failure:
                 logger.warning("sync of region %d failed: %s", region, failure)
-                for position, write in enumerate(batch):
-                    if write.region == region and outcomes[position] is WriteOutcome.OK:
-                        outcomes[position] = WriteOutcome.FAILED
+                for loaded in batch:
+                    if loaded.write.region == region and loaded.outcome is WriteOutcome.OK:
+                        loaded.outcome = WriteOutcome.FAILED
 
 
-def _report(batch: list[_Write], outcomes: list[WriteOutcome]) -> None:
-    for write, outcome in zip(batch, outcomes, strict=True):
-        write.done(outcome)
+class _Loaded:
+    """A write with its bytes, which are the caller's until the outcome."""
+
+    __slots__ = ("length", "outcome", "parts", "size", "write")
+
+    def __init__(self, write: _Write) -> None:
+        parts = write.load()
+        self.write = write
+        self.parts: Sequence[bytes | memoryview] = () if parts is None else parts
+        self.outcome = WriteOutcome.REFUSED if parts is None else WriteOutcome.OK
+        self.length = sum(len(part) for part in self.parts)
+        self.size = round_up(self.length)
+        """What it takes on the medium."""
+
+    def is_followed_by(self, other: _Loaded) -> bool:
+        at, next_at = self.write, other.write
+        return other.outcome is WriteOutcome.OK and at.region == next_at.region and at.offset + self.size == next_at.offset
+
+
+def _report(batch: Sequence[_Loaded]) -> None:
+    for loaded in batch:
+        loaded.write.done(loaded.outcome)
