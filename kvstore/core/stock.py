@@ -7,7 +7,8 @@ back in all of them at once. Nothing else changes them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
 
 from kvstore.core.admission import Admission
 from kvstore.core.arena import Arena
@@ -278,15 +279,12 @@ class Stock:
         O(blocks); when it fails it is not tried again before something has become loose."""
         if self._scan_would_fail:
             return False
-        loose = [entry for entry in self.index if _is_loose_in_host(entry)]
-        loose.sort(key=lambda entry: entry.last_used)
         freed = 0
-        for entry in loose:
+        for entry in self.suffixes_first([entry for entry in self.index if _is_loose_in_host(entry)]):
+            freed += entry.length
+            self.evict(entry, Tier.HOST, "room_out_of_order")
             if freed >= 4 * length:
                 break
-            if _is_loose_in_host(entry) and entry.listed:
-                freed += entry.length
-                self.evict(entry, Tier.HOST, "room_out_of_order")
         self._scan_would_fail = freed == 0
         return freed > 0
 
@@ -307,14 +305,28 @@ class Stock:
             if key_space.namespace == namespace
             for entry in self.index.entries(key_space).values()
         ]
-        entries.sort(key=lambda entry: entry.last_used)
         before = self.quota.used(namespace)
-        for entry in entries:
+        for entry in self.suffixes_first(entries):
             for tier in entry.tiers:
                 if before - self.quota.used(namespace) >= wanted:
                     return
                 if is_loose(entry, tier):
                     self.evict(entry, tier, "quota")
+
+    def suffixes_first(self, entries: list[Entry]) -> Iterator[Entry]:
+        """Coldest first, but none before its listed children, while the caller evicts what is given; then those whose children stay.
+        Cost: O(log n) each."""
+        waiting = dict.fromkeys(entries)
+        ready = [(entry.last_used, entry) for entry in entries if entry.children == 0]
+        heapify(ready)
+        while ready:
+            _, entry = heappop(ready)
+            del waiting[entry]
+            yield entry
+            parent = self.index.get(entry.key_space, entry.parent)
+            if parent is not None and parent.children == 0 and parent in waiting and not entry.listed:
+                heappush(ready, (parent.last_used, parent))
+        yield from sorted(waiting, key=lambda entry: entry.last_used)
 
     def end_expired_leases(self, now: Nanos) -> None:
         ended, entries = self.leases.expire(now)

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.core.events import (
+    AnswerCommit,
+    AnswerDelete,
+    CommitStatus,
+    DeleteRequested,
+    DiscardReservation,
+    ReservationsAbandoned,
+    ReserveStatus,
+    VerifyExtent,
+    VerifyOutcome,
+)
+from kvstore.ids import Namespace, WriteToken
+from kvstore.units import seconds
+
+PAGE = 4096
+
+
+def test_a_block_is_listed_when_its_bytes_were_verified_and_not_before(host_node: Callable, chain: Callable) -> None:
+    node, (block,) = host_node(8), chain(1)
+    token = node.reserve(block).grants[0].write_token
+    assert node.present(block) == (False,)
+    node.commit(token)
+    assert node.present(block) == (False,)
+    assert node.acquire(block).lease_id == 0
+    assert node.only(node.verified(), AnswerCommit).statuses == (CommitStatus.STORED,)
+    assert node.present(block) == (True,)
+
+
+def test_a_late_commit_with_an_old_token_is_refused(host_node: Callable, chain: Callable) -> None:
+    node, (block,) = host_node(8), chain(1)
+    old = node.reserve(block).grants[0].write_token
+    said = node.wait(seconds(30))
+    assert node.only(said, DiscardReservation).write_token == old
+    new = node.reserve(block).grants[0]
+    assert new.status is ReserveStatus.GRANTED
+    assert node.only(node.commit(old), AnswerCommit).statuses == (CommitStatus.EXPIRED,)
+    node.commit(new.write_token)
+    assert node.only(node.verified(), AnswerCommit).statuses == (CommitStatus.STORED,)
+
+
+def test_a_commit_after_the_timeout_is_refused_even_before_the_sweep(host_node: Callable, chain: Callable) -> None:
+    node, (block,) = host_node(8), chain(1)
+    token = node.reserve(block).grants[0].write_token
+    node.now = seconds(30)
+    assert node.only(node.commit(token), AnswerCommit).statuses == (CommitStatus.EXPIRED,)
+
+
+def test_a_reservation_whose_writer_vanished_frees_by_the_tick_alone(host_node: Callable, chain: Callable) -> None:
+    """Nothing else comes in: the sweep hangs on its own timer, not on new work."""
+    node = host_node(8)
+    node.reserve(*chain(8))
+    assert node.state.status().tiers[0].used == 8 * PAGE
+    node.wait(seconds(30))
+    status = node.state.status()
+    assert (status.tiers[0].used, status.reservations) == (0, 0)
+
+
+def test_a_second_writer_is_told_to_wait_for_the_first(host_node: Callable, chain: Callable) -> None:
+    node, (block,) = host_node(8), chain(1)
+    token = node.reserve(block).grants[0].write_token
+    assert node.reserve(block).grants[0].status is ReserveStatus.PENDING
+    node.commit(token)
+    assert node.reserve(block).grants[0].status is ReserveStatus.PENDING
+    node.verified()
+    assert node.reserve(block).grants[0].status is ReserveStatus.EXISTS
+
+
+def test_an_abandoned_reservation_frees_at_once(host_node: Callable, chain: Callable) -> None:
+    node, (block,) = host_node(8), chain(1)
+    token = node.reserve(block).grants[0].write_token
+    said = node.send(ReservationsAbandoned(write_tokens=(token, WriteToken(12345))))
+    assert [i.write_token for i in said if isinstance(i, DiscardReservation)] == [token]
+    assert node.reserve(block).grants[0].status is ReserveStatus.GRANTED
+
+
+@pytest.mark.parametrize(
+    ("received", "outcome", "status"),
+    [
+        (PAGE - 1, None, CommitStatus.INCOMPLETE),
+        (PAGE, VerifyOutcome.CORRUPT, CommitStatus.BAD_CHECKSUM),
+        (PAGE, VerifyOutcome.IO_ERROR, CommitStatus.BAD_CHECKSUM),
+    ],
+)
+def test_bytes_that_are_too_few_or_not_what_was_announced_are_not_stored(
+    host_node: Callable, chain: Callable, received: int, outcome: VerifyOutcome | None, status: CommitStatus
+) -> None:
+    node, (block,) = host_node(8), chain(1)
+    said = node.commit(node.reserve(block).grants[0].write_token, received=received)
+    if outcome is not None:
+        said = node.verified(outcome)
+    assert node.only(said, AnswerCommit).statuses == (status,)
+    assert node.present(block) == (False,)
+    assert node.state.status().tiers[0].used == 0
+
+
+def test_a_batch_answers_item_by_item_in_the_order_asked(host_node: Callable, chain: Callable) -> None:
+    node, blocks = host_node(4), chain(4)
+    node.put(blocks[1])
+    grants = node.reserve(*blocks, chain(1, start=90)[0]).grants
+    assert [grant.status.name for grant in grants] == ["GRANTED", "EXISTS", "GRANTED", "GRANTED", "GRANTED"]
+    said = node.commit(grants[2].write_token, WriteToken(7), grants[0].write_token)
+    assert len([i for i in said if isinstance(i, VerifyExtent)]) == 2
+    assert not [i for i in said if isinstance(i, AnswerCommit)]
+    answer = node.only(node.verified(), AnswerCommit)
+    assert answer.statuses == (CommitStatus.STORED, CommitStatus.EXPIRED, CommitStatus.STORED)
+
+
+def test_extents_of_one_batch_never_overlap_and_room_ends_with_no_room(host_node: Callable, chain: Callable) -> None:
+    node = host_node(4)
+    grants = node.reserve(*chain(5)).grants
+    assert [grant.status for grant in grants] == [ReserveStatus.GRANTED] * 4 + [ReserveStatus.NO_ROOM]
+    assert len({grant.extent.offset for grant in grants[:4]}) == 4
+
+
+@pytest.mark.parametrize("size", [4 * PAGE + 1, 1 << 40, -1])
+def test_an_absurd_size_is_refused_before_anything_is_evicted_for_it(host_node: Callable, chain: Callable, size: int) -> None:
+    node, blocks = host_node(4), chain(2)
+    node.put(blocks[0])
+    assert node.reserve(blocks[1], size=size).grants[0].status is ReserveStatus.TOO_LARGE
+    assert node.present(blocks[0]) == (True,)
+
+
+def test_a_namespace_too_long_for_a_record_is_refused(host_node: Callable, chain: Callable, space) -> None:
+    node = host_node(4)
+    long = space._replace(namespace=Namespace("ü" * 600))
+    assert node.reserve(chain(1)[0], space=long).grants[0].status is ReserveStatus.TOO_LARGE
+
+
+def test_a_delete_wins_against_a_put_under_way(host_node: Callable, chain: Callable, space) -> None:
+    node, blocks = host_node(4), chain(2)
+    reserved, verifying = (node.reserve(block).grants[0].write_token for block in blocks)
+    node.commit(verifying)
+    delete = DeleteRequested(request_id=node.request(), key_space=space, hashes=tuple(block.hash for block in blocks))
+    said = node.send(delete)
+    assert node.only(said, AnswerDelete).deleted == (True, True)
+    assert node.only(said, DiscardReservation).write_token == reserved
+    assert node.only(node.verified(), AnswerCommit).statuses == (CommitStatus.EXPIRED,)
+    assert node.present(*blocks) == (False, False)
+    assert node.state.status().tiers[0].used == 0
+
+
+def test_tokens_and_leases_of_an_earlier_boot_match_nothing(chain: Callable, ssd_node: Callable) -> None:
+    old, new = ssd_node(8, boot=1), ssd_node(8, boot=2)
+    blocks = chain(2)
+    stale_token = old.reserve(blocks[0]).grants[0].write_token
+    old.put(blocks[1])
+    stale_lease = old.acquire(blocks[1]).lease_id
+    new.reserve(blocks[0])
+    new.put(blocks[1])
+    new.acquire(blocks[1])
+    assert new.only(new.commit(stale_token), AnswerCommit).statuses == (CommitStatus.EXPIRED,)
+    assert new.read(stale_lease, blocks[1]).items[0].status.name == "NOT_LEASED"
