@@ -116,6 +116,11 @@ class Fleet:
             self._served = ServedModel(identity=chosen.identity, block_tokens=chosen.block_tokens, max_positions=chosen.max_positions)
         return self._served
 
+    @property
+    def has_store(self) -> bool:
+        """Without one, nothing that a prefill node computes can reach a decode node."""
+        return any(node.answers for node in self.stores.nodes.values())
+
     def decode_candidates(self, identity: ModelIdentity) -> list[DecodeCandidate]:
         return [
             DecodeCandidate(node_id=node.member.node_id, sequences=max(load.sequences, node.in_flight), suspect=suspect)

@@ -165,6 +165,8 @@ class GatewayService:
     async def _prepare(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> Preparation:
         if not self.fleet.decode_candidates(prompt.served.identity):
             raise Unavailable("no decode node is there to serve this; try again later")
+        if not self.fleet.has_store:
+            return Preparation()
         cached_blocks = await self._probe(KeySpace(namespace, prompt.served.identity.layout), prompt.chain)
         block_tokens = prompt.served.block_tokens
         report = await self._prefill.run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from kvstore.core.view import Member, MemberState, Role
-from kvstore.errors import InvalidRequest, Overloaded, Unavailable
+from kvstore.errors import CorruptPayload, InvalidRequest, Overloaded, Unavailable
 from kvstore.ids import BootId, NodeId
 from kvstore.units import milliseconds
 
@@ -231,6 +232,26 @@ def test_a_character_and_a_stop_string_that_span_the_seam_come_out_right(serving
             assert usage["larder"]["failovers"] == 1
 
     serving(scenario)
+
+
+def test_many_streams_at_once_survive_nodes_that_fail_at_random(serving, seed) -> None:
+    rng = random.Random(seed)
+
+    def fail_sometimes(_: int) -> None:
+        if rng.random() < 0.04:
+            raise rng.choice([Unavailable("drains"), RuntimeError("a bug"), Overloaded("full"), CorruptPayload("bad bytes")])
+
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.before_token = fail_sometimes
+        prompts = [f"prompt {number}" for number in range(40)]
+        answers = await asyncio.gather(*(streamed(kitchen, prompt, max_tokens=40) for prompt in prompts))
+        for prompt, (text, token_ids, reason, usage) in zip(prompts, answers, strict=True):
+            assert text == kitchen.expected_text(prompt, 1, 40), f"seed {seed}"
+            assert (len(token_ids), reason, usage["completion_tokens"]) == (40, "length", 40)
+        assert sum(usage["larder"]["failovers"] for *_, usage in answers) > 20
+
+    serving(scenario, decode_nodes=3, limits={"failures_in_a_row": 20})
 
 
 def test_a_single_node_that_comes_back_goes_on_with_its_own_stream(serving) -> None:

@@ -116,6 +116,19 @@ def test_a_draining_prefill_node_gets_nothing(serving) -> None:
     serving(scenario)
 
 
+def test_without_any_store_node_nothing_is_prefilled_in_vain(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.stores:
+            await node.kill()
+        await kitchen.until(lambda: not kitchen.service.fleet.has_store, "noticed")
+        response = await kitchen.complete(PROMPT)
+        assert response.json()["choices"][0]["text"] == kitchen.expected_text(PROMPT, 1, 20)
+        assert not kitchen.prefill[0].requests
+        assert kitchen.shelf.probes == len(kitchen.decode[0].requests) + len(kitchen.decode[1].requests)
+
+    serving(scenario)
+
+
 @pytest.mark.parametrize("failure", [Unavailable("no store"), None])
 def test_a_store_that_cannot_say_what_it_holds_counts_as_empty(serving, failure) -> None:
     async def scenario(kitchen) -> None:

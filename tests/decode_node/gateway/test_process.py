@@ -90,6 +90,34 @@ def test_it_says_ready_serves_and_lets_answers_end_when_it_is_stopped(redis, mod
     asyncio.run(scenario())
 
 
+def test_it_goes_on_serving_while_redis_is_away_and_says_so(model, oracle, subprocess_environment) -> None:
+    async def scenario() -> None:
+        node = oracle.DecodeNode("decode-0")
+        await node.start()
+        with EmbeddedRedis() as redis:
+            async with RedisRegistry(redis.url) as registry, AsyncExitStack() as stack:
+                stack.push_async_callback(node.kill)
+                member = Member(node_id=NodeId("decode-0"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=node.address)
+                await registry.join(member)
+                async with gateway(subprocess_environment, f"--redis_url={redis.url}", f"--model={model}") as process:
+                    line = (await asyncio.wait_for(process.stdout.readline(), 60)).decode().split()
+                    url = "http://" + dict(word.split("=") for word in line[3:])["http"]
+                    async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=30) as http:
+                        await asyncio.to_thread(redis.stop)
+                        async with asyncio.timeout(30):
+                            sentences: list[str] = []
+                            while not any("Redis does not answer" in sentence for sentence in sentences):
+                                response = await http.get("/health")
+                                assert response.status_code == 200
+                                sentences = response.json()["degraded"]
+                                await asyncio.sleep(0.1)
+                        answer = await http.post("/v1/completions", json={"model": "oracle", "prompt": "hello", "max_tokens": 5})
+                        assert answer.status_code == 200
+                        assert answer.json()["usage"]["completion_tokens"] == 5
+
+    asyncio.run(scenario())
+
+
 def test_a_wrong_start_is_one_line_on_stderr_and_exit_2(redis, model, subprocess_environment, tmp_path) -> None:
     async def scenario() -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
