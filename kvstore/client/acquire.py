@@ -13,6 +13,7 @@ from kvstore.ids import BlockRef, NodeId, StripeId
 MOST_BLOCKS_OF_A_CALL = 2048
 
 Found = TypeVar("Found")
+Item = TypeVar("Item")
 AskNode = Callable[[NodeId, Sequence[BlockRef]], Awaitable[Sequence[Found | None]]]
 """Ask one node for some blocks of the chain; one answer per block, None for a block that it lacks. Raises LarderError."""
 
@@ -72,11 +73,12 @@ async def find_prefix(chain: Sequence[BlockRef], router: Router, ask: AskNode[Fo
     while asks := search.next_round():
         async with asyncio.TaskGroup() as group:
             for node_id, positions in asks.items():
-                for part in _parts(positions):
+                for part in parts_of(positions):
                     group.create_task(ask_one(node_id, part))
     return search
 
 
-def _parts(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(positions), MOST_BLOCKS_OF_A_CALL):
-        yield positions[start : start + MOST_BLOCKS_OF_A_CALL]
+def parts_of(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """The items in order, in as few runs as fit into a call each."""
+    for start in range(0, len(items), MOST_BLOCKS_OF_A_CALL):
+        yield items[start : start + MOST_BLOCKS_OF_A_CALL]

@@ -17,9 +17,11 @@ from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.prefix_lease import HeldState, LeasedCopy, PrefixLease
 from kvstore.clock import Clock
 from kvstore.codec.checksum import payload_checksum
-from kvstore.errors import LarderError
+from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
+
+_LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
 
 
 @dataclass(slots=True)
@@ -113,7 +115,7 @@ class PrefixRead:
         for block in failed:
             last = block.copy.held.node_id
             node_id: NodeId | None
-            if block.reason == ReadOutcome.NOT_LEASED and not block.leased_again and router.usable(last):
+            if block.reason in _LEASE_GONE and not block.leased_again and router.usable(last):
                 block.leased_again = True
                 node_id = last
             else:

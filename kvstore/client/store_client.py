@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from kvstore.client import metrics
-from kvstore.client.acquire import find_prefix
+from kvstore.client.acquire import find_prefix, parts_of
 from kvstore.client.answers import Acknowledge, BlockPut, PutReport, ReadBlock
 from kvstore.client.config import ClientConfig
 from kvstore.client.lease_keeper import LeaseKeeper
@@ -146,20 +146,20 @@ class StoreClient:
 
         A store that cannot be asked keeps its copies: content addresses make them harmless, capacity makes them go.
         """
-        deleted = [False] * len(chain)
+        deleted: set[BlockHash] = set()
 
-        async def ask(node_id: NodeId) -> None:
+        async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> None:
             try:
-                answers = await self._nodes.call(node_id, lambda stub: stub.delete(key_space, chain, timeout=self._config.rpc_timeout))
+                answers = await self._nodes.call(node_id, lambda stub: stub.delete(key_space, blocks, timeout=self._config.rpc_timeout))
             except LarderError:
                 return
-            for position, answer in enumerate(answers):
-                deleted[position] |= answer
+            deleted.update(ref.hash for ref, answer in zip(blocks, answers, strict=True) if answer)
 
         async with asyncio.TaskGroup() as group:
             for node_id in self._nodes.refresh().stores():
-                group.create_task(ask(node_id))
-        return sum(deleted)
+                for blocks in parts_of(chain):
+                    group.create_task(ask(node_id, blocks))
+        return len(deleted)
 
     async def close(self) -> None:
         """Release all leases, finish the puts behind the answers, both up to `close_timeout`; then close the channels."""

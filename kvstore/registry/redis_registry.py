@@ -78,7 +78,7 @@ class RedisRegistry:
             await self._poll()
         except RegistryAway as error:
             await self._link.close()
-            raise ConfigError(f"Redis at {self._url} cannot be reached: {error}; start one or set redis_url") from None
+            raise ConfigError(f"Redis at {_without_password(self._url)} cannot be reached: {error}; start one or set redis_url") from None
         self._own(self._repeat("poll", self._poll_after_pause))
         self._own(self._repeat("listen", self._listen))
 
@@ -220,3 +220,10 @@ class RedisRegistry:
 
     def _jittered(self, pause: Nanos) -> Nanos:
         return Nanos(round(pause * (0.75 + self._rng.random() / 4)))
+
+
+def _without_password(url: str) -> str:
+    """For messages: they end in logs."""
+    before, at, after = url.rpartition("@")
+    scheme, slashes, _ = before.partition("://")
+    return f"{scheme}{slashes}***@{after}" if at else url

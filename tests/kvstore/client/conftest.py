@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import itertools
 import os
@@ -82,6 +83,7 @@ class ReferenceStore(store_pb2_grpc.StoreServiceServicer):
         self.released = asyncio.Condition()
         self._numbers = itertools.count(1)
         self._server: Any = None
+        self._thawed = asyncio.Event()
         self.chunk_bytes = MIB
 
     @property
@@ -112,6 +114,11 @@ class ReferenceStore(store_pb2_grpc.StoreServiceServicer):
     def leased(self) -> list[bytes]:
         return [block for blocks in self.leases.values() for block in blocks]
 
+    def thaw(self) -> None:
+        """Answer what was asked meanwhile, late."""
+        self.fault.frozen = False
+        self._thawed.set()
+
     async def all_released(self) -> None:
         async with self.released, asyncio.timeout(5):
             await self.released.wait_for(lambda: not self.leases)
@@ -119,7 +126,7 @@ class ReferenceStore(store_pb2_grpc.StoreServiceServicer):
     async def _enter(self, name: str) -> None:
         self.counts.calls[name] = self.counts.calls.get(name, 0) + 1
         if self.fault.frozen:
-            await asyncio.Event().wait()
+            await self._thawed.wait()
         if self.fault.delay_s:
             await asyncio.sleep(self.fault.delay_s)
 
@@ -252,15 +259,13 @@ class Cluster:
 
 
 def _view_of(stores: Sequence[ReferenceStore], epoch: Epoch, states: dict[str, MemberState]) -> View:
-    import dataclasses
-
     return View(epoch, tuple(dataclasses.replace(store.member, state=states.get(store.node_id, MemberState.ACTIVE)) for store in stores))
 
 
 CONFIG = ClientConfig(
-    rpc_timeout=milliseconds(400),
-    read_idle_timeout=milliseconds(400),
-    write_timeout=seconds(1),
+    rpc_timeout=seconds(3),
+    read_idle_timeout=seconds(3),
+    write_timeout=seconds(5),
     pending_wait=milliseconds(10),
     close_timeout=seconds(2),
     circuit=CircuitConfig(first_probe_after=milliseconds(50), longest_probe_after=milliseconds(400)),
@@ -305,6 +310,12 @@ def payload() -> Callable[..., bytes]:
 @pytest.fixture
 def key_space() -> KeySpace:
     return KEY_SPACE
+
+
+@pytest.fixture
+def impatient_config() -> ClientConfig:
+    """For tests that wait for a timeout to pass."""
+    return dataclasses.replace(CONFIG, rpc_timeout=milliseconds(600), read_idle_timeout=milliseconds(600))
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from kvstore.registry import EmbeddedRedis, RedisRegistry, RegistryConfig
 from kvstore.units import Bytes, milliseconds, seconds
 
 CONFIG = RegistryConfig(
-    lease_ttl=milliseconds(300),
-    dead_after=milliseconds(300),
+    lease_ttl=milliseconds(450),
+    dead_after=milliseconds(350),
     forget_after=seconds(600),
     poll_every=milliseconds(30),
     call_timeout=milliseconds(300),
