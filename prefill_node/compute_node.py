@@ -91,16 +91,16 @@ class ComputeNode:
         )
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(publisher.run()), group.create_task(node._measure())]
+                publishing, measuring = group.create_task(publisher.run()), group.create_task(node._measure())
                 await asyncio.sleep(0)  # the publisher must run before the engine offers
                 engine.start()
                 try:
                     yield node
                     await publisher.flush(timeout=FLUSH_AT_CLOSE)
                 finally:
+                    measuring.cancel()
                     await asyncio.to_thread(engine.stop)
-                    for task in tasks:
-                        task.cancel()
+                    publishing.cancel()
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
             await store.close()
@@ -124,9 +124,13 @@ class ComputeNode:
         await self.sessions.drain(self.publisher, flush=self.config.drain_flush)
 
     async def _measure(self) -> None:
-        """Keep the gauges true until cancelled."""
+        """Keep the gauges true until cancelled. Raises when the engine thread has ended by a bug: this process is of no use then."""
+        await asyncio.sleep(GAUGE_PERIOD_S)
         while True:
+            if not self.engine.alive:
+                raise RuntimeError("the engine thread has ended")
             load = self.engine.load()
+            metrics.queue_length.labels(role="publish").set(self.publisher.queued_blocks)
             metrics.queue_length.labels(role=self.role).set(load.queued)
             metrics.running_sequences.labels(role=self.role).set(load.running)
             metrics.pool_blocks.labels(role=self.role, state="free").set(load.free_blocks)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
-queue_length = Gauge("larder_queue_length", "Requests accepted and not yet running", ["role"])
+from kvstore import telemetry
+
+queue_length = Gauge(telemetry.QUEUE_LENGTH, "Requests that wait; role publish: sealed blocks that wait for their put", ["role"])
 running_sequences = Gauge("larder_running_sequences", "Requests in the running batch", ["role"])
 pool_blocks = Gauge("larder_pool_blocks", "Blocks of the engine's pool", ["role", "state"])
-hit_tokens = Counter("larder_hit_tokens", "Prompt tokens by where their KV came from", ["tier"])
-codec_failures = Counter("larder_codec_failures", "Blocks that could not be encoded or decoded", ["reason"])
+hit_tokens = Counter(telemetry.HIT_TOKENS_TOTAL, "Prompt tokens by where their KV came from", ["tier"])
+codec_failures = Counter(telemetry.CODEC_FAILURES_TOTAL, "Blocks that could not be encoded or decoded", ["reason"])
 unpublished_blocks = Counter("larder_unpublished_blocks", "Sealed blocks that did not reach the store", ["reason"])
 prefix_load_seconds = Histogram(
     "larder_prefix_load_seconds",

@@ -138,6 +138,11 @@ class Publisher:
         self._unsettled: Counter[BlockName] = Counter()
 
     @property
+    def queued_blocks(self) -> int:
+        """Accepted and in no batch yet."""
+        return len(self._queue)
+
+    @property
     def held_bytes(self) -> int:
         return self._held_bytes
 

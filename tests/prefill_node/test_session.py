@@ -210,3 +210,23 @@ def test_a_wrong_prompt_is_refused(cluster: Callable[..., Any], prompt: list[int
                 await c.prefill(node, prompt)
 
     asyncio.run(main())
+
+
+def test_an_engine_that_broke_ends_the_node_and_its_streams_go_elsewhere(
+    cluster: Callable[..., Any], seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            node = await c.add("prefill-1", Role.PREFILL)
+
+            def broken() -> bool:
+                raise RuntimeError("a bug")
+
+            monkeypatch.setattr(node.engine, "_turn", broken)
+            with pytest.raises(Unavailable, match="engine"):
+                await c.prefill(node, random_prompt(seed, 40))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        asyncio.run(main())
+    assert ended.group_contains(RuntimeError, match="the engine thread has ended")
