@@ -59,7 +59,7 @@ class PutReport:
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
     index: int
-    """Position in the chain."""
+    """Position in the run of the lease, from 0: that of the chain given to `acquire_prefix`."""
     payload: memoryview | None
     """Verified by checksum; owned by the receiver. None: no replica could give it, the caller recomputes."""
     tier: Tier | None
