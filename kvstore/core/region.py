@@ -125,6 +125,7 @@ class RegionTable:
         self._sequence = 0
         self._nonce_seed = nonce_seed
         self._sealed: dict[int, None] = {}
+        self._reclaiming: dict[int, None] = {}  # EMPTYING and DROPPING
         self.live_bytes = 0
         """Room of all READABLE records, headers included."""
         self.changed: dict[int, None] = {}
@@ -142,6 +143,15 @@ class RegionTable:
     @property
     def free_regions(self) -> int:
         return len(self._free)
+
+    @property
+    def sealed_regions(self) -> int:
+        return len(self._sealed)
+
+    @property
+    def reclaim_under_way(self) -> bool:
+        """A region will be free soon: it is being emptied or dropped. One that only waits for its last reader does not count."""
+        return any(self._regions[number].live or self._regions[number].state is RegionState.DROPPING for number in self._reclaiming)
 
     @property
     def open(self) -> Region | None:
@@ -256,12 +266,6 @@ class RegionTable:
         """By place, so that a restart lists parents before children as they were written."""
         return [record_of(entry, copy) for copy, entry in sorted(region.live.items(), key=lambda item: item[0].offset)]
 
-    def dead_share(self) -> float:
-        """Of the bytes in sealed regions. Cost: O(regions)."""
-        written = sum(self._regions[number].cursor - HEADER_BYTES for number in self._sealed)
-        dead = sum(self._regions[number].dead_bytes for number in self._sealed)
-        return dead / written if written else 0.0
-
     def choose_victim(self, *, min_dead_share: float) -> Region | None:
         """The sealed region with the most dead bytes, the oldest of equals, if their share is large enough; now EMPTYING. Cost:
         O(regions)."""
@@ -277,9 +281,11 @@ class RegionTable:
     def reclaim(self, region: Region) -> None:
         region.on(RegionEvent.CHOSEN_TO_RECLAIM)
         del self._sealed[region.number]
+        self._reclaiming[region.number] = None
         self.changed[region.number] = None
 
     def dropped(self, region: Region, *, ok: bool) -> None:
+        del self._reclaiming[region.number]
         if not ok:
             region.on(RegionEvent.DROP_FAILED)
             self._sealed[region.number] = None

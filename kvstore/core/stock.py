@@ -364,4 +364,4 @@ def _is_last_and_loose(entry: Entry) -> bool:
 
 
 def _is_loose_on_ssd(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.SSD) and (entry.children == 0 or entry.readable_host)
+    return entry.listed and is_loose(entry, Tier.SSD) and entry.children == 0

@@ -22,7 +22,7 @@ class SsdConfig:
     """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
     max_moves: int = 8
     """Demotions, promotions and relocations under way at a time."""
-    min_dead_share: float = 0.15
+    min_dead_share: float = 0.25
     """A region is reclaimed when this share of it is dead. Bounds the bytes moved per byte gained to 1 / share - 1."""
     retry_after: Nanos = seconds(10)
     """Pause of all writes after one failed."""

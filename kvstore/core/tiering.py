@@ -164,7 +164,7 @@ class Tiering:
         if not self._ready or now < self._writer.paused_until:
             return
         self._writer.step_changed()
-        if self._emptying is not None and self._emptying.state is not RegionState.EMPTYING:
+        if self._emptying is not None and not (self._emptying.state is RegionState.EMPTYING and self._emptying.live):
             self._emptying = None
         if self._emptying is not None:
             self._relocate(self._emptying)
@@ -223,16 +223,15 @@ class Tiering:
 
     def _reclaim(self) -> None:
         """Chooses a region to empty, after evicting enough of the coldest that emptying one gains room."""
-        share = self._config.min_dead_share
-        self._emptying = self._regions.choose_victim(min_dead_share=share)
+        regions, share = self._regions, self._config.min_dead_share
+        if regions.reclaim_under_way:
+            return
+        self._emptying = regions.choose_victim(min_dead_share=share)
         left = _EVICTIONS_PER_PUMP
         while self._emptying is None and left > 0:
-            for _ in range(8):
-                left -= 1
-                if not self._stock.evict_from_ssd():
-                    left = 0
-                    break
-            self._emptying = self._regions.choose_victim(min_dead_share=share)
+            for _ in range(1 + regions.sealed_regions // 64):
+                left = left - 1 if self._stock.evict_from_ssd() else 0
+            self._emptying = regions.choose_victim(min_dead_share=share)
 
     def _relocate(self, region: Region) -> None:
         """Moves what lives out of the region. Leases do not hinder it: they are served from the new copy, and reads under way hold the

@@ -102,6 +102,7 @@ class SimulatedNode:
         if ssd:
             ssd_config = SsdConfig(
                 capacity=Bytes(REGIONS * REGION_BYTES),
+                min_dead_share=self.rng.choice((0.1, 0.25, 0.6)),
                 region_bytes=Bytes(REGION_BYTES),
                 demote_above=self.rng.choice((0.0, 0.3, 0.7)),
                 max_moves=self.rng.choice((1, 3, 8)),
