@@ -101,8 +101,8 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(ser
     """Its lease ends, its read is cancelled, its extents go to other blocks; what it then takes from its buffers is still its own."""
 
     async def scenario():
-        async with serving(lease_ttl=seconds(0.1), read_deadline=seconds(0.5), host_capacity=Bytes(8 * MIB)) as (server, client):
-            refs = chain("a", 7)
+        async with serving(lease_ttl=seconds(0.5), read_deadline=seconds(0.5), host_capacity=Bytes(33 * MIB)) as (server, client):
+            refs = chain("a", 32)
             await client.store(refs, size=MIB)
             acquired = await client.acquire(refs)
             slow = grpc.aio.insecure_channel(server.address, options=[("grpc.http2.lookahead_bytes", 0)])
@@ -114,7 +114,8 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(ser
             call = store_pb2_grpc.StoreServiceStub(slow).ReadPayloads(request)
             await eventually(lambda: server.node.reads == 1)
             await eventually(lambda: server.node.reads == 0)
-            await client.store(chain("b", 7), size=MIB)  # all of the arena is rewritten
+            await eventually(lambda: server.status().leases == 0)
+            await client.store(chain("b", 32), size=MIB)  # all of the arena is rewritten
             received = [bytearray() for _ in refs]
             try:
                 while (chunk := await call.read()) is not grpc.aio.EOF:
