@@ -3,7 +3,7 @@
 import asyncio
 import threading
 
-from kvstore.core.events import ReadStatus, ReserveStatus
+from kvstore.core.events import AcquireRequested, AnswerAcquire, ReadStatus, ReserveStatus
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.units import MIB, Bytes, seconds
 
@@ -39,13 +39,14 @@ def test_a_block_deleted_while_its_demotion_is_blocked_in_a_slow_disk_stays_dele
     asyncio.run(scenario())
 
 
-def test_thousands_of_lookups_that_are_never_read_pin_nothing_for_longer_than_their_lease(serving, chain, eventually):
+def test_ten_thousand_lookups_that_are_never_read_pin_nothing_for_longer_than_their_lease(serving, chain, eventually):
     async def scenario():
         async with serving(lease_ttl=seconds(0.3)) as (server, client):
             refs = chain("a", 16)
             await client.store(refs)
-            for _ in range(20):
-                await asyncio.gather(*(client.acquire(refs) for _ in range(100)))
+            for _ in range(10_000):
+                acquire = AcquireRequested(request_id=server.node.next_request_id(), key_space=client.key_space, blocks=tuple(refs))
+                await server.node.ask(acquire, AnswerAcquire)
             await eventually(lambda: server.status().leases == 0)
             for number in range(30):  # nothing is pinned: the arena turns over
                 await client.store(chain(f"b{number}", 8))
