@@ -123,6 +123,7 @@ class SimulatedNode:
         self.mood = [self.rng.choice((0.0, 1.0, 1.0, 4.0)) for _ in range(20)]
         for essential in (0, 1, 2, 3, 12, 13):
             self.mood[essential] = self.rng.choice((0.5, 1.0, 3.0))
+        self.sums: dict[tuple, int] = {}
         self.rotten: set[tuple[Tier, int, int]] = set()  # pages hit by a bit flip since they were written
         self.written: dict[tuple[KeySpace, BlockHash], set[int]] = {}  # checksums ever announced and written, by key
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
@@ -202,7 +203,20 @@ class SimulatedNode:
     def bytes_at(self, extent: Extent) -> bytes:
         return bytes(self.medium(extent)[extent.offset : extent.offset + extent.length])
 
+    def sum_at(self, extent: Extent) -> int:
+        """Checksum of the bytes there; computed anew only when they were touched."""
+        key = extent[:4]
+        found = self.sums.get(key)
+        if found is None:
+            found = self.sums[key] = checksum_of(self.bytes_at(extent))
+        return found
+
+    def _touched(self, tier: Tier, region: int, start: int, end: int) -> None:
+        for key in [key for key in self.sums if key[:2] == (tier, region) and key[2] < end and start < key[2] + key[3]]:
+            del self.sums[key]
+
     def write(self, tier: Tier, region: int, offset: int, data: bytes) -> None:
+        self._touched(tier, region, offset, offset + len(data))
         medium = self.host if tier is Tier.HOST else self.disk[region]
         assert offset + len(data) <= len(medium)
         medium[offset : offset + len(data)] = data
@@ -512,6 +526,7 @@ class SimulatedNode:
         medium = self.host if tier is Tier.HOST else self.disk[region]
         at = self.rng.randrange(len(medium))
         medium[at] ^= 1 << self.rng.randrange(8)
+        self._touched(tier, region, at, at + 1)
         self.rotten.add((tier, region, at // ALIGNMENT))
         self.log.append(f"FLIP {tier.name} {region} {at}")
 
@@ -588,8 +603,7 @@ class SimulatedNode:
             assert entry.readable, "listed without a readable copy"
             for copy in entry.copies:
                 if copy.state is CopyState.READABLE and not self._is_rotten(copy.extent):
-                    data = self.bytes_at(copy.extent)
-                    assert checksum_of(data) == entry.checksum, f"listed {copy.tier.name} copy holds other bytes"
+                    assert self.sum_at(copy.extent) == entry.checksum, f"listed {copy.tier.name} copy holds other bytes"
                     assert entry.checksum in self.written[entry.key_space, entry.hash], "listed under another key"
             parent = stock.index.get(entry.key_space, entry.parent)
             if parent is not None:
@@ -605,7 +619,7 @@ class SimulatedNode:
                 assert entry.leases > 0
                 for copy in entry.copies:
                     if copy.state in (CopyState.READABLE, CopyState.RECLAIMING) and not self._is_rotten(copy.extent):
-                        assert checksum_of(self.bytes_at(copy.extent)) == checksum, "a leased copy was overwritten"
+                        assert self.sum_at(copy.extent) == checksum, "a leased copy was overwritten"
         # A delete that was answered lasts.
         for key_space, block in self.tombs:
             assert stock.index.get(key_space, block) is None, "a deleted block came back"
