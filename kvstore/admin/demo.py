@@ -6,6 +6,7 @@ Two short requests go before the first act, so that no act pays for threads that
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
 from importlib.resources import files
@@ -32,6 +33,7 @@ KILL_AFTER_TOKENS = 72
 STREAM_LENGTHS = ((40, 96), (90, 24), (160, 64), (260, 16), (380, 80), (520, 32), (700, 48), (900, 40))
 """(words of the prompt, tokens of the answer) of act 3; each prompt is another part of the text."""
 SEED = 7
+_HIT_TOKENS = re.compile(r'^larder_hit_tokens_total\{tier="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 async def play(cluster: LocalCluster, tell: Tell) -> AsyncGenerator[Act, None]:
@@ -85,8 +87,9 @@ class _Stage:
 
     async def hit(self) -> Act:
         self._tell("act 2: another question on the same text")
+        before = await self._tokens_by_tier()
         stream = self._hit = await self._ask(self._about_text(SECOND_QUESTION))
-        return {"name": "hit", **self._hit_fields(stream)}
+        return {"name": "hit", **self._hit_fields(stream), "tokens_from": await self._tokens_by_tier(before)}
 
     async def streams(self) -> Act:
         self._tell(f"act 3: {len(STREAM_LENGTHS)} streams of mixed lengths at once")
@@ -139,11 +142,13 @@ class _Stage:
         await self._renew_decode_nodes()
         victim = await self._store_node_with_most_blocks(question)
         self._cluster.processes[victim].kill()
+        before = await self._tokens_by_tier()
         stream = await self._ask(question)
         return {
             "name": "store_killed",
             "killed": victim,
             **self._hit_fields(stream),
+            "tokens_from": await self._tokens_by_tier(before),
             "tokens_equal": stream.token_ids == self._hit.token_ids,
         }
 
@@ -154,6 +159,16 @@ class _Stage:
             "ttft_ms": stream.ttft_ms,
             "ttft_ratio": round(stream.ttft_ms / self._cold_ttft_ms, 3),
         }
+
+    async def _tokens_by_tier(self, before: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Prompt tokens by where the decode nodes had their KV from (pool, host, ssd, recompute), by their own metrics; since `before`."""
+        counted: Counter[str] = Counter()
+        for process in self._cluster.processes.values():
+            if process.role == "decode" and process.exit_code is None:
+                text = (await self._client.get(f"http://{process.addresses['metrics']}/metrics")).text
+                counted.update({tier: round(float(tokens)) for tier, tokens in _HIT_TOKENS.findall(text)})
+        counted.subtract(before or {})
+        return {tier: tokens for tier, tokens in sorted(counted.items()) if tokens}
 
     def _about_text(self, question: str) -> list[Mapping[str, str]]:
         return [_user(f"{self._text}\nQuestion: {question}")]

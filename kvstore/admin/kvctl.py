@@ -247,7 +247,7 @@ def _show(record: Mapping[str, Any], as_json: bool, *parts: str | Table) -> None
 
 
 def _tell(text: str) -> None:
-    _err.print(text, style="dim")
+    _err.print(text, style="dim", soft_wrap=True)
 
 
 def _text(argument: str) -> str:

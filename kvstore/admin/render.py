@@ -157,10 +157,15 @@ def _outcome(act: Mapping[str, Any]) -> str:
         case "cold":
             return f"{act['prompt_tokens']} tokens in the prompt"
         case "hit":
-            return f"TTFT {act['ttft_ratio']:.2f} of cold"
+            return f"TTFT {act['ttft_ratio']:.2f} of cold; {_origins(act)}"
         case "streams":
             return f"{act['completed']} of 8 complete"
         case "decode_killed":
             return f"{act['killed']} killed, gap {act['gap_ms']:.0f} ms, {equal[act['tokens_equal']]}"
         case _:
-            return f"{act['killed']} killed, TTFT {act['ttft_ratio']:.2f} of cold, {equal[act['tokens_equal']]}"
+            return f"{act['killed']} killed, TTFT {act['ttft_ratio']:.2f} of cold, {equal[act['tokens_equal']]}; {_origins(act)}"
+
+
+def _origins(act: Mapping[str, Any]) -> str:
+    names = {"pool": "the node's own pool", "host": "store memory", "ssd": "store SSD"}
+    return "from " + (" and ".join(names[tier] for tier in act["tokens_from"] if tier in names) or "nowhere")
