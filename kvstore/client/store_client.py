@@ -61,6 +61,11 @@ class StoreClient:
         router = self._nodes.refresh()
         return tuple(node_id for node_id in router.stores() if router.usable(node_id))
 
+    @property
+    def held_leases(self) -> int:
+        """Leases at nodes that are being renewed, one per node and prefix. 0 when everything acquired was released."""
+        return self._keeper.held_leases
+
     async def put(self, key_space: KeySpace, blocks: Sequence[BlockPut], *, acknowledge: Acknowledge = Acknowledge.QUORUM) -> PutReport:
         """Store the blocks on all their replicas; return when `acknowledge` of them hold each block or none is left to wait for.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -14,6 +15,7 @@ from kvstore.core.placement import place
 from kvstore.core.view import MemberState, View
 from kvstore.ids import Epoch
 from kvstore.registry import StaticViews
+from kvstore.units import milliseconds
 
 
 async def read_all(client: StoreClient, lease: Any, indices: Any = None) -> dict[int, bytes | None]:
@@ -326,6 +328,22 @@ def test_a_lease_is_renewed_until_released(run, running_cluster, chain_of, paylo
     run(test())
 
 
+def test_a_lease_nobody_releases_is_not_renewed_for_ever(run, running_cluster, chain_of, payload, key_space, until, client_config) -> None:
+    async def test() -> None:
+        config = dataclasses.replace(client_config, lease_longest_hold=milliseconds(200))
+        async with running_cluster(config=config, lease_ttl_ms=60) as cluster:
+            chain = chain_of(8)
+            await cluster.client.put(key_space, puts_of(chain, payload), acknowledge=Acknowledge.ALL)
+            lease = await cluster.client.acquire_prefix(key_space, chain)
+            assert cluster.client.held_leases == 1
+            await until(lambda: cluster.client.held_leases == 0)
+            # Whoever comes back to it all the same gets the blocks, under a new lease.
+            assert await read_all(cluster.client, lease) == {ref.index: payload(ref) for ref in chain}
+            await lease.release()
+
+    run(test())
+
+
 def test_a_lease_the_node_forgot_is_taken_anew_while_reading(run, running_cluster, chain_of, payload, key_space) -> None:
     async def test() -> None:
         async with running_cluster() as cluster:
@@ -462,8 +480,6 @@ def test_payloads_larger_than_a_chunk_and_than_a_batch_come_through(run, running
 def test_a_read_never_asks_for_more_than_its_consumer_leaves_room_for(
     run, running_cluster, chain_of, payload, key_space, client_config
 ) -> None:
-    import dataclasses
-
     async def test() -> None:
         config = dataclasses.replace(client_config, batch_bytes=6000, read_ahead_bytes=6000)
         async with running_cluster(config=config) as cluster:
