@@ -11,17 +11,15 @@ from kvstore.units import KIB, Bytes
 
 
 class Counted:
-    """The regions, counting calls. The first write waits until the others have been submitted."""
+    """The regions, counting calls."""
 
     def __init__(self, regions):
         self.regions = regions
-        self.released = threading.Event()
         self.writes = []
         self.syncs = []
         self.refused_at = None
 
     def write(self, place, offset, parts):
-        self.released.wait()
         self.writes.append((place, offset, sum(map(len, parts))))
         if offset == self.refused_at:
             raise TierFailure(FailureReason.IO_ERROR, "refused")
@@ -45,10 +43,12 @@ def write_all(tmp_path):
             medium.refused_at = refused_at
             writer = SsdWriter(medium, asyncio.get_running_loop())
             outcomes = [asyncio.get_running_loop().create_future() for _ in range(len(writes) + 1)]
-            for (region, offset, data), outcome in zip([(3, 0, b"first"), *writes], outcomes, strict=True):
+            all_submitted = threading.Event()
+            writer.submit(region=3, offset=0, load=lambda: all_submitted.wait() and [b"first"], done=outcomes[0].set_result)
+            for (region, offset, data), outcome in zip(writes, outcomes[1:], strict=True):
                 parts = None if data is None else [data[:1], data[1:]]
                 writer.submit(region=region, offset=offset, load=lambda parts=parts: parts, done=outcome.set_result)
-            medium.released.set()
+            all_submitted.set()
             found = await asyncio.wait_for(asyncio.gather(*outcomes), 10)
             writer.close()
             media.append(medium.regions)
