@@ -6,11 +6,12 @@ import time
 
 from prometheus_client import Histogram
 
+from kvstore import telemetry
 from prefill_node.engine.scheduler import StepPlan
 
-BATCH_SIZE = Histogram("larder_batch_size", "Sequences computed in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
+BATCH_SIZE = Histogram(telemetry.BATCH_SIZE, "Sequences computed in one step", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
 ITL_SECONDS = Histogram(
-    "larder_itl_seconds",
+    telemetry.ITL_SECONDS,
     "Time between two tokens of a sequence",
     buckets=(0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 5),
 )
