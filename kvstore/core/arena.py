@@ -22,7 +22,7 @@ class Arena:
         self._pages = capacity // ALIGNMENT
         self._used_pages = 0
         self._generation = 0
-        self._live: dict[int, int] = {}  # first page -> generation
+        self._live: dict[int, int] = {}  # offset -> generation
         self._free_at: dict[int, int] = {}  # first page -> pages
         self._free_until: dict[int, int] = {}  # page after the last -> first page
         self._classes: dict[int, dict[int, None]] = {}  # size class -> first pages, oldest first
@@ -57,14 +57,15 @@ class Arena:
         if found > pages:
             self._put_free(start + pages, found - pages)
         self._generation += 1
-        self._live[start] = self._generation
+        offset = start * ALIGNMENT
+        self._live[offset] = self._generation
         self._used_pages += pages
-        return Extent(self._tier, 0, start * ALIGNMENT, length, Generation(self._generation))
+        return Extent(self._tier, 0, offset, length, Generation(self._generation))
 
     def free(self, *, offset: int, length: int, generation: int) -> None:
         """Gives the extent back. A second time, or with a stale generation, is a bug."""
         start, pages = offset // ALIGNMENT, _pages_of(length)
-        assert self._live.pop(start, None) == generation, f"extent at {offset} generation {generation} is not live"
+        assert self._live.pop(offset, None) == generation, f"extent at {offset} generation {generation} is not live"
         self._used_pages -= pages
         before = self._free_until.get(start)
         if before is not None:

@@ -85,7 +85,7 @@ class Gets:
             if entry.uses < most:
                 entry.uses += 1
                 if entry.ssd is None and entry.readable_host and stock.admission.demotes(entry):
-                    stock.undemoted.setdefault(entry)
+                    stock.want_demotion(entry)
 
     def read(self, event: ReadRequested, now: Nanos) -> None:
         stock = self._stock

@@ -6,7 +6,7 @@ back in all of them at once. Nothing else changes them.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
@@ -59,7 +59,7 @@ class Stock:
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
         self.moves: Operations[CopyOutcome] = Operations(ids)
         self.region_writes: Operations[bool] = Operations(ids)
-        self.undemoted: dict[Entry, None] = {}
+        self.undemoted: OrderedDict[Entry, None] = OrderedDict()  # a plain dict is slow to lose its first item many times
         """Host copies without one on SSD, in the order they came: parents before children."""
         self.doomed_moves: set[int] = set()
         """Moves whose block was unlisted meanwhile."""
@@ -114,13 +114,18 @@ class Stock:
             assert entry.host is None
             entry.host = copy
             if not entry.readable_ssd:
-                self.undemoted[entry] = None
+                self.want_demotion(entry)
         else:
             assert entry.ssd is None
             assert self.regions is not None
             entry.ssd = copy
             self.regions.add_live(copy, entry)
             self.undemoted.pop(entry, None)
+
+    def want_demotion(self, entry: Entry) -> None:
+        """The block is in the host tier alone: the next to be written to the SSD, after those that wait already."""
+        if self.regions is not None:
+            self.undemoted.setdefault(entry)
 
     def replace_ssd_copy(self, entry: Entry, copy: Copy) -> Copy:
         """The block has been moved on the SSD: the new copy serves from now on; gives the old one, RECLAIMING."""
@@ -145,7 +150,7 @@ class Stock:
         if entry.listed and not entry.readable:
             self.unlist(entry)
         elif entry.listed and entry.readable_host:
-            self.undemoted[entry] = None
+            self.want_demotion(entry)
         self.free_if_loose(entry)
         self.offer(entry)
 

@@ -6,6 +6,7 @@ a failed write.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -101,7 +102,7 @@ class Tiering:
         """From now on everything in the host tier is worth demoting, hottest first. Heads are hotter than what follows them."""
         self._stop = request_id
         hottest_first = sorted(self._stock.undemoted, key=lambda entry: -entry.last_used)
-        self._stock.undemoted = dict.fromkeys(hottest_first)
+        self._stock.undemoted = OrderedDict.fromkeys(hottest_first)
 
     def hit(self, entry: Entry) -> None:
         """A lease reads the block from SSD. Promotes it if it has earned that and room costs no block its last copy."""
@@ -312,5 +313,5 @@ class Tiering:
             if outcome is CopyOutcome.TARGET_FAILED:
                 self._writer.pause()
                 if move.reason is CopyReason.DEMOTE and entry.listed and entry.readable_host:
-                    stock.undemoted[entry] = None
+                    stock.want_demotion(entry)
         stock.give_back(entry.key_space, target)
