@@ -113,6 +113,8 @@ class RedisLink:
         pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
             await _guarded(pubsub.subscribe(self._channel))
+            # The confirmation: a change before it is found by the poll that the first yield brings about, one after it is announced.
+            await _guarded(pubsub.get_message(timeout=to_seconds(self._config.call_timeout)))
             while True:
                 yield
                 await _guarded(pubsub.get_message(timeout=LISTEN_TIMEOUT_S))

@@ -175,7 +175,11 @@ class RedisRegistry:
         except TimeoutError:
             pass
         self._poll_now.clear()
-        await self._poll()
+        try:
+            await self._poll()
+        except RegistryAway:
+            self._poll_now.set()  # what was announced has not been seen yet: no full pause before the next attempt
+            raise
 
     async def _poll(self) -> None:
         view = await self._link.newer_view(self._view.epoch)
