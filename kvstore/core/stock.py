@@ -275,7 +275,7 @@ class Stock:
             victim = self._twins.take()
             if victim is None:
                 return None
-            self.evict(victim, Tier.HOST, "room")
+            self.evict(victim, Tier.HOST, "on_ssd_too")
             extent = self.arena.allocate(length)
         return extent
 
