@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from kvstore.admin import commands, demo, local_commands, render
+from kvstore.admin import commands, demo, local_commands, measure_commands, render
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
 from kvstore.admin.saved_cluster import default_state_folder
@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 local = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True)
 app.add_typer(local, name="local")
+app.command("replay")(measure_commands.replay_command)
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """Every error of the command line parser; typer does not name it."""

@@ -27,8 +27,18 @@ class EvictionQueue(Protocol):
 
 
 class EvictionPolicy(Protocol):
+    """Told of each block's way through the index. `Entry.last_used` and `Entry.segment` are the policy's to write."""
+
+    def listed(self, entry: Entry) -> None:
+        """The block was not here and is now. Parents come before children."""
+        ...
+
     def used(self, entries: Sequence[Entry]) -> None:
-        """The entries, in chain order, were put or leased just now."""
+        """The entries, in chain order, were leased or put again just now. The caller offers them again when they may go."""
+        ...
+
+    def unlisted(self, entry: Entry, *, evicted: bool) -> None:
+        """The block is not here any more; evicted: for want of room, so that its return would be a regret."""
         ...
 
     def queue(self, may_go: Callable[[Entry], bool]) -> EvictionQueue:
@@ -43,6 +53,10 @@ class LruPolicy:
         self._rank = 0
         self._queues = 0
 
+    def listed(self, entry: Entry) -> None:
+        self._rank += 1
+        entry.last_used = self._rank
+
     def used(self, entries: Sequence[Entry]) -> None:
         rank = self._rank
         for entry in reversed(entries):
@@ -50,18 +64,22 @@ class LruPolicy:
             entry.last_used = rank
         self._rank = rank
 
-    def queue(self, may_go: Callable[[Entry], bool]) -> LruQueue:
+    def unlisted(self, entry: Entry, *, evicted: bool) -> None:
+        """What is gone is forgotten."""
+
+    def queue(self, may_go: Callable[[Entry], bool]) -> RankedQueue:
         self._queues += 1
-        return LruQueue(may_go, bit=1 << (self._queues - 1))
+        return RankedQueue(may_go, bit=1 << (self._queues - 1))
 
 
-class LruQueue:
-    """A heap by rank, put right lazily: a use or a lease costs no heap operation; an outdated head is re-ranked or dropped when met.
+class RankedQueue:
+    """A heap by `last_used`, put right lazily: a use or a lease costs no heap operation; an outdated head is re-ranked or dropped when met.
 
     Cost: offer O(log n), discard O(1), take O(log n), all amortized.
     """
 
     def __init__(self, may_go: Callable[[Entry], bool], *, bit: int) -> None:
+        """`bit`: of `Entry.queued`; this queue's alone."""
         self._may_go = may_go
         self._bit = bit
         self._heap: list[tuple[int, Entry]] = []  # ranks are unique, entries never compared

@@ -32,6 +32,7 @@ class Entry:
         "move",
         "parent",
         "queued",
+        "segment",
         "ssd",
         "stripe",
         "uses",
@@ -58,6 +59,8 @@ class Entry:
         """Leases taken on it, up to what admission looks at."""
         self.queued = 0
         """Bit per eviction queue that it is in."""
+        self.segment = 0
+        """What the eviction policy remembers of it beside the rank."""
         self.listed = False
 
     @property

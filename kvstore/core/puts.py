@@ -51,7 +51,7 @@ class Puts:
         stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
         present = stock.index.get(key_space, item.block.hash)
         if present is not None:
-            stock.policy.used((present,))
+            stock.put_again(present)
             return ReserveGrant(ReserveStatus.EXISTS)
         if (key_space, item.block.hash) in stock.reservations:
             return ReserveGrant(ReserveStatus.PENDING)

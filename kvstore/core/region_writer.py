@@ -20,9 +20,15 @@ class RegionWriter:
         self._regions = regions
         self.paused_until = Nanos(0)
         """After a failed write the disk is left alone for a while."""
+        self._pause = config.retry_after
 
     def pause(self) -> None:
-        self.paused_until = Nanos(self._stock.now + self._config.retry_after)
+        self.paused_until = Nanos(self._stock.now + self._pause)
+
+    def hurry(self) -> None:
+        """The node stops: a pause under way ends, later ones are short, for the shell's deadline runs meanwhile."""
+        self.paused_until = self._stock.now
+        self._pause = self._config.retry_after_while_stopping
 
     def quiet(self) -> bool:
         """No header or footer is being written or waits to be, and no region takes records."""

@@ -21,11 +21,12 @@ from kvstore.core.events import (
     ReadOutcome,
     VerifyOutcome,
 )
-from kvstore.core.eviction import EvictionPolicy, LruPolicy
+from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry, Index
 from kvstore.core.lease import LeaseTable
 from kvstore.core.operations import OperationIds, Operations
+from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.region import RegionTable
 from kvstore.core.reservation import ReservationTable
@@ -50,7 +51,7 @@ class Stock:
         self.reservations = ReservationTable(timeout=config.reservation_timeout, first_token=first)
         self.quota = QuotaLedger(config.quotas)
         self.admission = Admission(config.admission)
-        self.policy = policy if policy is not None else LruPolicy()
+        self.policy = policy if policy is not None else make_policy(config.policy)
         self._twins = self.policy.queue(_is_spare_twin)
         self._last_host_copies = self.policy.queue(_is_last_and_loose)
         self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
@@ -89,16 +90,21 @@ class Stock:
 
     # --- listing ------------------------------------------------------------------------------------------------------------------------
 
-    def list_entry(self, entry: Entry, *, used: bool = True) -> None:
+    def list_entry(self, entry: Entry) -> None:
         """The entry has its first READABLE copy."""
         self.index.add(entry)
-        if used:
-            self.policy.used((entry,))
+        self.policy.listed(entry)
         self.offer(entry)
 
-    def unlist(self, entry: Entry) -> None:
+    def put_again(self, entry: Entry) -> None:
+        """Somebody wanted to put the block, so somebody computed it: a use."""
+        self.policy.used((entry,))
+        self.offer(entry)
+
+    def unlist(self, entry: Entry, *, evicted: bool = False) -> None:
         """Nobody finds the block from now on. Its copies stay for leases and holds, then give their room back."""
         childless = self.index.remove(entry)
+        self.policy.unlisted(entry, evicted=evicted)
         if entry.move is not None:
             self.doomed_moves.add(entry.move)
         for copy in entry.copies:
@@ -249,7 +255,7 @@ class Stock:
         queues = (self._twins, self._last_host_copies) if tier is Tier.HOST else (self._ssd_copies,)
         other = entry.ssd if tier is Tier.HOST else entry.host
         if other is None or other.state is not _READABLE:
-            self.unlist(entry)
+            self.unlist(entry, evicted=True)
         else:
             self._leave_readable(entry, copy, CopyEvent.UNLISTED)
             self.free_if_loose(entry)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
+from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
-from kvstore.units import GIB, MIB, Bytes, Nanos, seconds
+from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,13 +27,20 @@ class SsdConfig:
     """A region is reclaimed when this share of it is dead. Bounds the bytes moved per byte gained to 1 / share - 1."""
     retry_after: Nanos = seconds(10)
     """Pause of all writes after one failed."""
+    retry_after_while_stopping: Nanos = milliseconds(250)
+    """The same for a node that stops: much shorter than its drain deadline."""
 
     def __post_init__(self) -> None:
         if self.region_bytes % ALIGNMENT or self.region_bytes < 16 * ALIGNMENT:
             raise ConfigError(f"ssd: region_bytes must be a multiple of {ALIGNMENT} and at least {16 * ALIGNMENT}, not {self.region_bytes}")
         if self.regions < 3:
             raise ConfigError(f"ssd: capacity must hold at least 3 regions of {self.region_bytes} bytes, not {self.capacity} bytes")
-        if not (0 <= self.demote_above <= 1 and 0 < self.min_dead_share < 1 and self.max_moves >= 1 and self.retry_after > 0):
+        if not (
+            0 <= self.demote_above <= 1
+            and 0 < self.min_dead_share < 1
+            and self.max_moves >= 1
+            and self.retry_after > 0 < self.retry_after_while_stopping
+        ):
             raise ConfigError(f"ssd: shares must be from 0 to 1, max_moves and retry_after above 0: {self}")
 
     @property
@@ -46,6 +54,8 @@ class StoreConfig:
     ssd: SsdConfig | None = None
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
+    policy: PolicyName = PolicyName.LRU
+    """Which blocks go first when room is needed."""
     reservation_timeout: Nanos = seconds(30)
     quotas: Mapping[Namespace, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have; not named: no limit."""

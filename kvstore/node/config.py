@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvstore.core.lease import LeaseConfig
+from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import SsdConfig, StoreConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
@@ -51,6 +52,8 @@ class NodeConfig:
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
     demote_above: float = 0.5
     """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    eviction: PolicyName = PolicyName.ADAPTIVE
+    """Which blocks go first when room is needed: lru, s3fifo or adaptive. Compare them on a trace of your own: kvctl replay."""
     ssd_moves: int = 64
     """Copies between the tiers under way at a time; those to the SSD that come together share one sync (3 ms and more)."""
     ssd_threads: int = 4
@@ -112,6 +115,7 @@ class NodeConfig:
             host_capacity=self.host_capacity,
             ssd=None if self.ssd_path is None else ssd,
             lease=LeaseConfig(ttl=self.lease_ttl, max_ttl=max_ttl, max_lifetime=Nanos(15 * max_ttl), max_read=self.read_deadline),
+            policy=self.eviction,
             reservation_timeout=self.reservation_ttl,
             quotas={Namespace(name): limit for name, limit in self.quotas.items()},
         )

@@ -31,7 +31,7 @@ from kvstore.core.manifest import HEADER_BYTES, decode_record_header
 from kvstore.core.store_config import SsdConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import BlockRef
-from kvstore.units import Bytes, seconds
+from kvstore.units import Bytes, milliseconds, seconds
 
 PAGE = 4096
 
@@ -124,6 +124,19 @@ def test_after_a_failed_write_the_disk_is_left_alone_and_then_tried_again(ssd_no
     node.wait(seconds(10))
     node.finish_io()
     assert tiers(node, space, block, other) == [(Tier.HOST, Tier.SSD)] * 2
+
+
+def test_a_stop_does_not_wait_for_the_pause_after_a_failed_write(ssd_node: Callable, chain: Callable, space) -> None:
+    node, (block,) = ssd_node(4), chain(1)
+    node.put(block)
+    node.written()
+    node.copied(CopyOutcome.TARGET_FAILED)
+    node.send(StopRequested(request_id=node.request()))
+    node.copied(CopyOutcome.TARGET_FAILED)
+    assert not held(node, CopyExtent, CopyReason.DEMOTE), "a second failure is followed by a pause, a short one"
+    node.wait(milliseconds(300))
+    node.finish_io()
+    assert tiers(node, space, block) == [(Tier.HOST, Tier.SSD)]
 
 
 def test_a_host_copy_found_rotten_by_its_demotion_is_quarantined(ssd_node: Callable, chain: Callable) -> None:

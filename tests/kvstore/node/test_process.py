@@ -11,11 +11,11 @@ import urllib.request
 
 import pytest
 
-from kvstore.core.extent import Tier
 from kvstore.core.view import MemberState
 from kvstore.errors import LarderError
 from kvstore.registry.redis_registry import RedisRegistry
 from kvstore.registry.redis_server import EmbeddedRedis
+from kvstore.rpc.admin_stub import AdminStub
 from kvstore.units import seconds
 
 SOON = seconds(20)
@@ -66,16 +66,22 @@ def _end_of(popen):
 
 def test_after_a_kill_9_everything_that_was_on_the_ssd_is_found_and_right(process, chain, connect):
     async def fill(address):
+        """Per chain how many blocks are on SSD, when everything that the node still has is there."""
         client = connect(address)
         for number in range(30):
             await client.store(chain(f"c{number}", 8))
-        # The blocks that the node itself has on SSD now; more may get there before the kill.
-        on_ssd = {}
-        for number in range(30):
-            acquired = await client.acquire(chain(f"c{number}", 8))
-            on_ssd[number] = sum(copy is not None and copy.tier is Tier.SSD for copy in acquired.copies)
+        admin = AdminStub(client.channel)
+        async with asyncio.timeout(30):
+            while True:
+                tiers = {
+                    number: [report.tiers for report in await admin.locate(client.key_space, chain(f"c{number}", 8), timeout=SOON)]
+                    for number in range(30)
+                }
+                if all("ssd" in found for chain_tiers in tiers.values() for found in chain_tiers if found):
+                    break
+                await asyncio.sleep(0.02)
         await client.close()
-        return on_ssd
+        return {number: sum("ssd" in found for found in chain_tiers) for number, chain_tiers in tiers.items()}
 
     async def count(address):
         client = connect(address)

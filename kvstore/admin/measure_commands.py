@@ -1,0 +1,95 @@
+"""kvctl replay and kvctl bench: what the core would do, or costs, measured here. They need no cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from kvstore.admin.replay import Row, optimum, replay
+from kvstore.admin.replay_plot import save_plot
+from kvstore.admin.trace import load_trace
+from kvstore.core.policies import PolicyName
+from kvstore.errors import ConfigError
+
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE)
+_FACTOR = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
+_WIDTH_OF_A_PIPE = 160
+
+_out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
+_err = Console(stderr=True, highlight=False)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
+
+
+def replay_command(
+    trace: Annotated[Path, typer.Argument(help="A .jsonl file: one request a line with input_length and hash_ids.")],
+    capacity_tokens: Annotated[str, typer.Option(help="Capacities in tokens, with commas: 500K,1M,3M.")] = "1M,3M,5M,10M",
+    policy: Annotated[str, typer.Option(help="Policies with commas: lru, s3fifo, adaptive.")] = "lru,s3fifo,adaptive",
+    score_after: Annotated[float, typer.Option(min=0, max=0.99, help="Share of the requests that only warm the store up.")] = 0.0,
+    plot: Annotated[Path | None, typer.Option(help="Write hit rate over capacity to this PNG file.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a request trace through the core of a store node: token hit rate by policy and capacity, and the offline optimum."""
+    requests = load_trace(trace)
+    capacities = [_count(text) for text in capacity_tokens.split(",")]
+    policies = [_policy(text) for text in policy.split(",")]
+    warm_up = int(score_after * len(requests))
+    rows: list[Row] = []
+    with _progress() as progress:
+        task = progress.add_task("", total=len(requests) * len(capacities) * len(policies))
+        for capacity in capacities:
+            for name in policies:
+                progress.update(task, description=f"{name.value} {capacity:,} tokens")
+                rows.append(
+                    replay(
+                        requests,
+                        policy=name,
+                        capacity_tokens=capacity,
+                        warm_up=warm_up,
+                        on_progress=lambda done: progress.advance(task, done),
+                    )
+                )
+            rows.append(optimum(requests, capacity_tokens=capacity, warm_up=warm_up))
+    if plot is not None:
+        save_plot(rows, title=trace.stem, path=plot)
+    if as_json:
+        print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows]}), flush=True)
+    else:
+        _out.print(_replay_table(rows))
+
+
+def _replay_table(rows: list[Row]) -> Table:
+    capacities = list(dict.fromkeys(row.capacity_tokens for row in rows))
+    table = Table("policy", *(f"{capacity:,}" for capacity in capacities), title="token hit rate by capacity in tokens")
+    for policy in dict.fromkeys(row.policy for row in rows):
+        hits = {row.capacity_tokens: row.token_hit for row in rows if row.policy == policy}
+        table.add_row(policy, *(f"{hits[capacity]:.3f}" for capacity in capacities))
+    return table
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=_err, transient=True)
+
+
+def _count(text: str) -> int:
+    match = _COUNT.fullmatch(text.strip())
+    if match is None or not (count := int(float(match[1]) * _FACTOR[match[2].upper()])):
+        raise ConfigError(f"{text!r} is no number of tokens; write for example 500K or 3M")
+    return count
+
+
+def _policy(text: str) -> PolicyName:
+    try:
+        return PolicyName(text.strip().lower())
+    except ValueError:
+        raise ConfigError(f"no policy {text!r}; there are: {', '.join(PolicyName)}") from None
