@@ -35,6 +35,7 @@ app = typer.Typer(
 )
 local = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True)
 app.add_typer(local, name="local")
+app.add_typer(measure_commands.bench, name="bench")
 app.command("replay")(measure_commands.replay_command)
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -14,11 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from kvstore.admin.core_bench import core_cost
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
+from kvstore.admin.ssd_bench import STEPS, ssd_speed
 from kvstore.admin.trace import load_trace
 from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
+from kvstore.units import MIB
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -26,6 +30,8 @@ _WIDTH_OF_A_PIPE = 160
 
 _out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
 _err = Console(stderr=True, highlight=False)
+
+bench = typer.Typer(help="Measure what a store node costs on this machine.", no_args_is_help=True)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 
@@ -67,6 +73,46 @@ def replay_command(
         _out.print(_replay_table(rows))
 
 
+@bench.command("core")
+def bench_core(
+    blocks: Annotated[str, typer.Option(help="Numbers of blocks, with commas.")] = "10K,100K,1M",
+    policy: Annotated[str, typer.Option(help="Eviction policy: lru, s3fifo or adaptive.")] = PolicyName.ADAPTIVE.value,
+    ssd_path: Annotated[Path | None, typer.Option(help="Measure the SSD tier in this folder too; a temporary one otherwise.")] = None,
+    ssd_mib: Annotated[int, typer.Option(min=64, help="How much to write and read there.")] = 512,
+    as_json: JsonOption = False,
+) -> None:
+    """Memory per block, put and acquire of the core by number of blocks; the SSD tier beside dd with direct I/O."""
+    counts = [_count(text) for text in blocks.split(",")]
+    name = _policy(policy)
+    folder = ssd_path or Path(tempfile.gettempdir())
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder")
+    with _progress() as progress:
+        task = progress.add_task("", total=len(counts) + STEPS)
+        costs = []
+        for count in counts:
+            progress.update(task, description=f"{count:,} blocks")
+            costs.append(core_cost(count, policy=name))
+            progress.advance(task)
+        progress.update(task, description=f"SSD in {folder}")
+        speed = ssd_speed(folder, size=ssd_mib // 64 * 64 * MIB, on_progress=lambda done: progress.advance(task, done))
+    record = {
+        "core": [dataclasses.asdict(cost) for cost in costs],
+        "ssd": {**dataclasses.asdict(speed), "write_share": speed.write_share, "read_share": speed.read_share},
+    }
+    if as_json:
+        print(json.dumps(record), flush=True)
+        return
+    table = Table("blocks", "bytes/block", "blocks/s put", "events/s", "acquire 1,000 keys", title=f"core, {name.value}")
+    for cost in costs:
+        rates = (f"{cost.bytes_per_block:.0f}", f"{cost.blocks_per_second:,.0f}", f"{cost.events_per_second:,.0f}")
+        table.add_row(f"{cost.blocks:,}", *rates, f"{cost.acquire_ms:.2f} ms")
+    disk = Table("SSD tier", "GB/s", "dd, direct", "share")
+    disk.add_row("write", f"{speed.write:.2f}", f"{speed.dd_write:.2f}", f"{speed.write_share:.2f}")
+    disk.add_row("read", f"{speed.read:.2f}", f"{speed.dd_read:.2f}", f"{speed.read_share:.2f}")
+    _out.print(table, disk)
+
+
 def _replay_table(rows: list[Row]) -> Table:
     capacities = list(dict.fromkeys(row.capacity_tokens for row in rows))
     table = Table("policy", *(f"{capacity:,}" for capacity in capacities), title="token hit rate by capacity in tokens")
@@ -84,7 +130,7 @@ def _progress() -> Progress:
 def _count(text: str) -> int:
     match = _COUNT.fullmatch(text.strip())
     if match is None or not (count := int(float(match[1]) * _FACTOR[match[2].upper()])):
-        raise ConfigError(f"{text!r} is no number of tokens; write for example 500K or 3M")
+        raise ConfigError(f"{text!r} is no number; write for example 500K or 3M")
     return count
 
 

@@ -36,7 +36,7 @@ class TwoHitPolicy:
         self._share = FIRST_SHARE
 
     def listed(self, entry: Entry) -> None:
-        total = sum(self._count)
+        total = self._count[_PROBATION] + self._count[_PROVEN]
         limit = GHOSTS_PER_BLOCK * total
         entry.segment = _PROBATION
         for segment in (_PROBATION, _PROVEN):
