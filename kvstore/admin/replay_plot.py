@@ -10,12 +10,12 @@ from kvstore.errors import ConfigError
 
 
 def save_plot(rows: Sequence[Row], *, title: str, path: Path) -> None:
-    """Raises ConfigError without matplotlib (the extra `plot`), OSError when the file cannot be written."""
+    """Raises ConfigError without matplotlib (the extra `report`), OSError when the file cannot be written."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'larder[plot]'") from None
+        raise ConfigError("--plot needs matplotlib: pip install 'larder[report]'") from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

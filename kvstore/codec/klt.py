@@ -27,11 +27,19 @@ from kvstore.codec import klt_kernels, klt_rotation
 from kvstore.codec.klt_tables import BASIS_LIMIT, KltTables
 from kvstore.errors import CodecFailure, CorruptPayload
 
-ROUNDING = 0.42
-"""Below one half: a deadzone. With it the mean of what becomes q lies close to q, so decoding needs no offset."""
+ROUNDING = 0.40
+"""Below one half: a deadzone. With it the mean of what becomes q lies close to q, so decoding needs no offset. A writer's choice."""
+
+WEAKEST = 0.40
+"""Components whose mean magnitude is below this many steps are not coded: the bits they cost buy more elsewhere (LOG.md), and what is
+not coded need not be multiplied. A writer's choice."""
 
 _EXACT_IN_FLOAT32 = float(1 << 24)
 _USED = np.dtype("<u2")
+
+
+Parts = tuple[list[np.ndarray], list[np.ndarray]]
+"""Of K and of V: for each part float32 [used components, tokens] of integers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,6 +58,11 @@ class _Section:
     """float32 [components, width] of integers."""
     columns: tuple[int, ...]
     """First dimension of each group, and the end."""
+
+    def live(self, part: int, step: int) -> int:
+        """How many components of a part are worth coding at `step`: strongest first, so the others are the last."""
+        magnitudes = self.magnitudes[self.parts[part] : self.parts[part + 1]]
+        return int(np.searchsorted(-magnitudes, -WEAKEST * step, side="right"))
 
     def means(self, step: int) -> np.ndarray:
         """int64 [rows]: the mean magnitude at `step` in 1/MEAN_ONE, at least 1."""
@@ -79,7 +92,9 @@ class KltTransform:
             rows = []
             for group, basis in enumerate(bases):
                 part = duals[kind, :, section.columns[group] : section.columns[group + 1]]
-                rows.append(_quantized(basis @ part.T, step))
+                live = section.live(group, step)
+                rows.append(_quantized(basis[:live] @ part.T, step))
+                rows.append(np.zeros((len(basis) - live, part.shape[0]), np.int16))
             kinds.append(np.concatenate(rows))
         return kinds[0], kinds[1]
 
@@ -88,12 +103,12 @@ class KltTransform:
         first, second = (self._write(section, rows, step) for section, rows in zip(self._sections, coefficients, strict=True))
         return first, second
 
-    def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> Parts:
         """For K and V: float32 [used components, tokens] of integers, one array a part. Raises CorruptPayload otherwise."""
         first, second = (self._read(section, data, tokens, step) for section, data in zip(self._sections, sections, strict=True))
         return first, second
 
-    def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> Parts:
         """What `read` would give for these coefficients once written."""
         first, second = (
             [rows[start:stop][: _used_rows(rows[start:stop])].astype(np.float32) for start, stop in pairwise(section.parts)]
@@ -101,7 +116,7 @@ class KltTransform:
         )
         return first, second
 
-    def block(self, parts: tuple[list[np.ndarray], list[np.ndarray]], *, start_position: int, step: int) -> np.ndarray:
+    def block(self, parts: Parts, *, start_position: int, step: int) -> np.ndarray:
         """The float32 block [layers, 2, heads, tokens, head_dim] of the coefficients that `read` gives."""
         tokens = parts[0][0].shape[1]
         products = np.empty((2, tokens, self.tables.dimensions), np.float32)
@@ -109,6 +124,24 @@ class KltTransform:
             for group, (basis, rows) in enumerate(zip(section.bases, arrays, strict=True)):
                 products[kind, :, section.columns[group] : section.columns[group + 1]] = _exact_product(rows, basis[: len(rows)])
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
+
+    def stepped_down(self, parts: Parts, *, step: int, factor: int) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients at `step` * `factor` from those that `read` gave at `step`; what was already rounded to 0 stays 0."""
+        kinds = []
+        for section, arrays in zip(self._sections, parts, strict=True):
+            rows = np.zeros((int(section.parts[-1]), arrays[0].shape[1]), np.int16)
+            for part, fine in enumerate(arrays):
+                live = min(section.live(part, step * factor), len(fine))
+                magnitude = np.floor(np.abs(fine[:live]).astype(np.float64) / factor + ROUNDING)
+                rows[section.parts[part] : section.parts[part] + live] = np.copysign(magnitude, fine[:live])
+            kinds.append(rows)
+        return kinds[0], kinds[1]
+
+    def count_symbols(self, block: np.ndarray, histograms: list[np.ndarray], *, start_position: int, step: int) -> None:
+        """Adds the magnitudes of a block, by class, to those of K and of V: what `klt_fit.fitted_frequencies` takes."""
+        coefficients = self.coefficients(block, start_position=start_position, step=step)
+        for section, rows, histogram in zip(self._sections, coefficients, histograms, strict=True):
+            klt_kernels.classify(rows, section.parts, np.diff(section.parts), section.means(step), section.weights, histogram)
 
     def _write(self, section: _Section, rows: np.ndarray, step: int) -> bytes:
         bounds = section.parts
@@ -154,14 +187,6 @@ class KltTransform:
             if self._wide is None:
                 self._wide = tuple(tuple(basis.astype(np.float64) for basis in section.bases) for section in self._sections)
             return self._wide
-
-
-def stepped_down(coefficients: np.ndarray, factor: int) -> np.ndarray:
-    """Coefficients at `factor` times their step, from the integers alone: what was already rounded to 0 stays 0."""
-    magnitude = np.abs(coefficients.astype(np.int32))
-    down = (magnitude * 100 + int(ROUNDING * 100) * factor) // (100 * factor)
-    signed: np.ndarray = np.sign(coefficients) * down
-    return signed.astype(np.int16)
 
 
 def _section(tables: KltTables, kind: int) -> _Section:

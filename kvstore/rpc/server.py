@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import listening_socket
@@ -41,6 +42,19 @@ _OPTIONS = (
 assert MAX_BATCH_ITEMS * 256 < MAX_MESSAGE_BYTES
 
 
+def one_line_for_garbage(record: logging.LogRecord) -> bool:
+    """A logging filter: a message that is no protobuf is its sender's fault, so it gets a line and not the traceback of a bug."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DecodeError):
+        record.msg, record.args = "refused a message that cannot be parsed: %s", (error,)
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        record.exc_info = None
+    return True
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(one_line_for_garbage)
+
+
 def make_server() -> Any:
     """A grpc.aio.Server without services and ports."""
     return grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
@@ -48,8 +62,7 @@ def make_server() -> Any:
 
 def bind(server: Any, *, host: str, port: int) -> int:
     """Adds the port (0: a free one) and returns the number. Raises ConfigError when it is in use or the host is not ours."""
-    if port:
-        listening_socket(host, port).close()  # says what is wrong in our words, where gRPC would log it to stderr in its own
+    listening_socket(host, port).close()  # says what is wrong in our words, where gRPC would log it to stderr in its own
     try:
         bound = int(server.add_insecure_port(f"{host}:{port}"))
     except RuntimeError as error:

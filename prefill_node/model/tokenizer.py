@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -50,17 +50,14 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text of the conversation in the model's own format. Raises InvalidRequest when the template refuses it."""
+        """The text of the conversation in the model's own format, special tokens included: encode it without adding any. Raises
+        InvalidRequest when the template refuses it."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions")
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special)
         except (TemplateError, TypeError, KeyError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}") from None
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of `render_chat`; the template writes the special tokens, so none are added."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt), add_special_tokens=False)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
@@ -75,8 +72,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     fast.no_truncation()
     fast.no_padding()
     settings = path / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
-    return Tokenizer(fast, chat_template=_chat_template(path, config), special=_special_tokens(config))
+    try:
+        config: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
+        return Tokenizer(fast, chat_template=_chat_template(path, config), special=_special_tokens(config))
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"model: the chat template of {path} is no Jinja template: {error.message} (line {error.lineno})") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"model: cannot read {settings}: {error}") from None
 
 
 def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:

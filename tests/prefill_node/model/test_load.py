@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -93,6 +96,16 @@ def test_truncated_weights_are_refused_in_one_line(copied):
     assert "\n" not in str(caught.value)
 
 
+def test_a_config_that_contradicts_itself_is_refused_in_one_line(copied):
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json") as caught:
+        load_model(copied(hidden_size=97))
+    assert "\n" not in str(caught.value)
+    folder = copied(hidden_size=96)
+    (folder / "generation_config.json").write_text("{bad")
+    with pytest.raises(ConfigError, match=r"cannot read .*generation_config\.json"):
+        load_model(folder)
+
+
 def test_a_model_with_a_tensor_missing_is_refused(copied):
     folder = copied()
     weights = load_file(folder / "model.safetensors")
@@ -106,3 +119,10 @@ def test_all_end_tokens_of_the_generation_config_count(copied):
     folder = copied()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert load_model(folder).eos_token_ids == {2, 7}
+
+
+def test_loading_a_model_leaves_no_file_in_the_temporary_folder(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    program = "import prefill_node.model.offline; import transformers.masking_utils"
+    subprocess.run([sys.executable, "-c", program], env={**environment, "TMPDIR": str(tmp_path)}, check=True)
+    assert list(tmp_path.iterdir()) == []

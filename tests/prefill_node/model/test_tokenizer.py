@@ -27,7 +27,7 @@ def test_the_chat_template_of_the_model_is_used_and_its_special_tokens_are_singl
     tokenizer = load_tokenizer(tiny_folder())
     messages = [{"role": "user", "content": "你好"}]
     assert tokenizer.render_chat(messages) == "<|im_start|>user\n你好<|im_end|>\n<|im_start|>assistant\n"
-    ids = tokenizer.apply_chat_template(messages)
+    ids = tokenizer.encode(tokenizer.render_chat(messages), add_special_tokens=False)
     assert ids[0] == tokenizer.token_to_id("<|im_start|>") == 1
     assert tokenizer.decode(ids, skip_special_tokens=False) == tokenizer.render_chat(messages)
     assert "<|im_" not in tokenizer.decode(ids)
@@ -52,6 +52,18 @@ def test_a_model_without_a_template_says_so(tiny_folder, tmp_path):
     assert not tokenizer.has_chat_template
     with pytest.raises(InvalidRequest, match="no chat template"):
         tokenizer.render_chat([])
+
+
+def test_a_broken_tokenizer_config_or_chat_template_is_a_config_error(tiny_folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((tiny_folder() / "tokenizer.json").read_bytes())
+    for broken in ("{bad", "[1]", '{"chat_template": [{"name": "default"}]}'):
+        (tmp_path / "tokenizer_config.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"cannot read .*tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError, match="no Jinja template"):
+        load_tokenizer(tmp_path)
 
 
 def test_a_missing_or_broken_tokenizer_is_a_config_error(tmp_path):
