@@ -21,11 +21,7 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
-<<<<<<< HEAD
-from kvstore.admin import commands, demo, local_commands, measure_commands, render
-=======
-from kvstore.admin import commands, demo, local_commands, quality_commands, quality_plot, render
->>>>>>> main
+from kvstore.admin import commands, demo, local_commands, measure_commands, quality_commands, quality_plot, render
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
 from kvstore.admin.quality_commands import default_cache_dir

@@ -70,7 +70,8 @@ class CommitItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveRequested:
-    """A writer wants to put these blocks. Comes back: AnswerReserve with one grant per item, in order, at once."""
+    """A writer wants to put these blocks. Comes back: AnswerReserve with one grant per item, in order; at once, unless room would cost
+    blocks that are being written to the SSD: then when they are, or after SsdConfig.patience."""
 
     request_id: RequestId
     key_space: KeySpace

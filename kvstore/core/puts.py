@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
 from kvstore.core.copies import CopyEvent, CopyState
 from kvstore.core.events import (
     AnswerCommit,
@@ -27,6 +31,9 @@ from kvstore.core.stock import Stock
 from kvstore.ids import BlockHash, KeySpace, RequestId
 from kvstore.units import Nanos
 
+_MOST_WAITING = 256
+"""Reservations that wait for the disk at a time; the next ones do not wait."""
+
 
 class _CommitBatch:
     """One CommitRequested until its last verification."""
@@ -37,17 +44,53 @@ class _CommitBatch:
         self.verifying = 0
 
 
+@dataclass(slots=True, kw_only=True)
+class _Waiting:
+    """A ReserveRequested that was not answered at once: the disk is behind."""
+
+    event: ReserveRequested
+    grants: list[ReserveGrant]
+    """Of its first items."""
+    until: Nanos
+
+
 class Puts:
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: Stock, *, room_is_coming: Callable[[], bool], patience: Nanos) -> None:
+        """`room_is_coming`: demotions under way will make host copies spare. A reservation waits for that as long as `patience`, so that a
+        burst of puts faster than the disk costs time and not blocks."""
         self._stock = stock
+        self._room_is_coming = room_is_coming
+        self._patience = patience
+        self._waiting: deque[_Waiting] = deque()
         self.stopping = False
 
     def reserve(self, event: ReserveRequested, now: Nanos) -> None:
         self.sweep(now)
-        grants = tuple(self._reserve_one(event.key_space, item, now) for item in event.items)
-        self._stock.say(AnswerReserve(request_id=event.request_id, grants=grants))
+        self._stock.end_expired_leases(now)
+        patience = self._patience if len(self._waiting) < _MOST_WAITING else 0
+        waiting = _Waiting(event=event, grants=[], until=Nanos(now + patience))
+        if (self._waiting and patience) or not self._go_on(waiting, now):
+            self._stock.counters["put_waits:demotion"] += 1
+            self._waiting.append(waiting)
 
-    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos) -> ReserveGrant:
+    def go_on(self, now: Nanos) -> None:
+        """After every event: who waited longest first."""
+        while self._waiting and self._go_on(self._waiting[0], now):
+            self._waiting.popleft()
+
+    def _go_on(self, waiting: _Waiting, now: Nanos) -> bool:
+        """True: answered."""
+        event, grants = waiting.event, waiting.grants
+        for item in event.items[len(grants) :]:
+            grant = self._reserve_one(event.key_space, item, now, may_wait=now < waiting.until)
+            if grant is None:
+                return False
+            grants.append(grant)
+        self._stock.say(AnswerReserve(request_id=event.request_id, grants=tuple(grants)))
+        return True
+
+    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool) -> ReserveGrant | None:
+        """None: room is coming that costs no block its last copy."""
         stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
         present = stock.index.get(key_space, item.block.hash)
         if present is not None:
@@ -65,7 +108,11 @@ class Puts:
             stock.evict_of_namespace(namespace, missing)
             if stock.quota.missing(namespace, length):
                 return ReserveGrant(ReserveStatus.QUOTA)
-        extent = stock.host_room(length, now=now)
+        extent = stock.spare_host_room(length)
+        if extent is None:
+            if may_wait and self._room_is_coming():
+                return None
+            extent = stock.host_room(length)
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)

@@ -263,10 +263,9 @@ class Stock:
         for queue in queues:
             queue.discard(entry)
 
-    def host_room(self, length: int, *, now: Nanos) -> Extent | None:
+    def host_room(self, length: int) -> Extent | None:
         """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
         from any last copy that nobody leases or reads: progress goes before order."""
-        self.end_expired_leases(now)
         extent = self.spare_host_room(length)
         while extent is None:
             victim = self._last_host_copies.take()

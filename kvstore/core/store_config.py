@@ -23,6 +23,8 @@ class SsdConfig:
     """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
     max_moves: int = 8
     """Demotions, promotions and relocations under way at a time."""
+    patience: Nanos = milliseconds(500)
+    """How long a reservation waits for demotions under way before blocks that are not on SSD yet are evicted for it; 0: not at all."""
     min_dead_share: float = 0.25
     """A region is reclaimed when this share of it is dead. Bounds the bytes moved per byte gained to 1 / share - 1."""
     retry_after: Nanos = seconds(10)

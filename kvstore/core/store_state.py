@@ -82,7 +82,11 @@ class StoreState:
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
             self._tiering = Tiering(stock, config.ssd, stock.regions)
-        self._puts = Puts(stock)
+        self._puts = Puts(
+            stock,
+            room_is_coming=self._tiering.demotes_now if self._tiering is not None else lambda: False,
+            patience=config.ssd.patience if config.ssd is not None else Nanos(0),
+        )
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd)
         self._removals = Removals(stock, self._puts, self._tiering)
@@ -95,6 +99,7 @@ class StoreState:
         self._dispatch(event, now)
         if self._tiering is not None:
             self._tiering.pump(now)
+            self._puts.go_on(now)
         out, stock.out = stock.out, []
         return out
 

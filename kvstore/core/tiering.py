@@ -105,6 +105,14 @@ class Tiering:
         hottest_first = sorted(self._stock.undemoted, key=lambda entry: -entry.last_used)
         self._stock.undemoted = OrderedDict.fromkeys(hottest_first)
 
+    def demotes_now(self) -> bool:
+        """Demotions are under way, or as good as: host copies become spare soon."""
+        stock = self._stock
+        if not self._ready or stock.now < self._writer.paused_until or self._stop is not None:
+            return False
+        demoting = any(move.reason is CopyReason.DEMOTE for move in self._moves.values())
+        return demoting or bool(stock.undemoted and (self._moves or len(stock.region_writes)))
+
     def hit(self, entry: Entry) -> None:
         """A lease reads the block from SSD. Promotes it if it has earned that and room costs no block its last copy."""
         stock = self._stock

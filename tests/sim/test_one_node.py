@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 ONLY = os.environ.get("LARDER_SIM_SEED")
-SEEDS = [int(ONLY)] if ONLY else list(range(int(os.environ.get("LARDER_SIM_SEEDS", "50"))))
+SEEDS = [int(ONLY)] if ONLY else list(range(int(os.environ.get("LARDER_SIM_SEEDS", "200"))))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

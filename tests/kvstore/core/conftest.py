@@ -196,10 +196,24 @@ def host_node() -> Callable[..., Driver]:
 
 @pytest.fixture
 def ssd_node() -> Callable[..., Driver]:
-    """ssd_node(pages, regions=..., region_pages=...): with an SSD tier too; demotes at once unless told otherwise."""
+    """ssd_node(pages, regions=..., region_pages=...): with an SSD tier too; demotes at once, and no put waits, unless told so."""
 
-    def make(pages: int, *, regions: int = 4, region_pages: int = 16, demote_above: float = 0.0, boot: int = 1, **config: Any) -> Driver:
-        ssd = SsdConfig(capacity=Bytes(regions * region_pages * PAGE), region_bytes=Bytes(region_pages * PAGE), demote_above=demote_above)
+    def make(
+        pages: int,
+        *,
+        regions: int = 4,
+        region_pages: int = 16,
+        demote_above: float = 0.0,
+        patience: Nanos = Nanos(0),
+        boot: int = 1,
+        **config: Any,
+    ) -> Driver:
+        ssd = SsdConfig(
+            capacity=Bytes(regions * region_pages * PAGE),
+            region_bytes=Bytes(region_pages * PAGE),
+            demote_above=demote_above,
+            patience=patience,
+        )
         return Driver(StoreConfig(host_capacity=Bytes(pages * PAGE), ssd=ssd, **config), boot=boot)
 
     return make

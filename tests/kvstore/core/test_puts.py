@@ -7,10 +7,13 @@ import pytest
 from kvstore.core.events import (
     AnswerCommit,
     AnswerDelete,
+    AnswerReserve,
     CommitStatus,
     DeleteRequested,
     DiscardReservation,
     ReservationsAbandoned,
+    ReserveItem,
+    ReserveRequested,
     ReserveStatus,
     VerifyExtent,
     VerifyOutcome,
@@ -156,3 +159,54 @@ def test_tokens_and_leases_of_an_earlier_boot_match_nothing(chain: Callable, ssd
     new.acquire(blocks[1])
     assert new.only(new.commit(stale_token), AnswerCommit).statuses == (CommitStatus.EXPIRED,)
     assert new.read(stale_lease, blocks[1]).items[0].status.name == "NOT_LEASED"
+
+
+def reserve_later(node, space, *blocks) -> None:
+    items = tuple(ReserveItem(block, 4096) for block in blocks)
+    node.send(ReserveRequested(request_id=node.request(), key_space=space, items=items))
+
+
+def test_a_burst_of_puts_faster_than_the_disk_waits_and_loses_no_block(ssd_node: Callable, chain: Callable, space) -> None:
+    node, burst, late = ssd_node(4, patience=seconds(1)), chain(4), chain(2, start=500)
+    node.put(*burst)
+    reserve_later(node, space, *late)
+    assert not [said for said in node.said if isinstance(said, AnswerReserve)]
+    node.written()  # the region is open: demotions start
+    node.copied()
+    assert not [said for said in node.said if isinstance(said, AnswerReserve)], "room for one of the two"
+    grants = node.only(node.copied(), AnswerReserve).grants
+    assert [grant.status for grant in grants] == [ReserveStatus.GRANTED] * 2
+    node.finish_io()
+    assert node.present(*burst) == (True,) * 4
+    assert node.state.status().counters["put_waits:demotion"] == 1
+
+
+def test_a_put_waits_for_the_disk_for_so_long_and_not_longer(ssd_node: Callable, chain: Callable, space) -> None:
+    node, burst = ssd_node(4, patience=seconds(1)), chain(4)
+    node.put(*burst)
+    reserve_later(node, space, *chain(1, start=500))
+    node.wait(seconds(0.5))
+    assert not [said for said in node.said if isinstance(said, AnswerReserve)]
+    answer = node.only(node.wait(seconds(0.6)), AnswerReserve)
+    assert answer.grants[0].status is ReserveStatus.GRANTED
+
+
+def test_a_put_does_not_wait_for_a_disk_that_fails(ssd_node: Callable, chain: Callable, space) -> None:
+    node, burst = ssd_node(4, patience=seconds(1)), chain(4)
+    node.put(*burst)
+    reserve_later(node, space, *chain(1, start=500))
+    said = node.written(ok=False)
+    assert node.only(said, AnswerReserve).grants[0].status is ReserveStatus.GRANTED
+
+
+def test_puts_that_wait_are_served_in_the_order_they_came(ssd_node: Callable, chain: Callable, space) -> None:
+    node = ssd_node(4, patience=seconds(1))
+    node.put(*chain(4))
+    first, second = chain(2, start=500), chain(1, start=900)
+    reserve_later(node, space, *first)
+    reserve_later(node, space, *second)
+    node.written()
+    answers = []
+    while len(answers) < 2:
+        answers += [said for said in node.copied() if isinstance(said, AnswerReserve)]
+    assert [len(answer.grants) for answer in answers] == [2, 1]
