@@ -70,6 +70,8 @@ class NodeConfig:
     """A read that is not done by then is cut off, so that its extents can be reused."""
     tick_every: Nanos = milliseconds(100)
     """Period of the sweep of leases, reservations and reads."""
+    scrub_rate: Bytes = Bytes(8 * MIB)
+    """Bytes a second that are read back and compared with their checksums in the background; 0: none."""
     drain_deadline: Nanos = seconds(10)
     """How long a stopping node goes on demoting hot copies to SSD."""
 
@@ -100,6 +102,8 @@ class NodeConfig:
             raise ConfigError(f"ssd_threads must be 1 to {MAX_SSD_THREADS}: {self.ssd_threads}")
         if self.tick_every > seconds(1):
             raise ConfigError(f"tick_every must be at most 1 s: {self.tick_every} ns")
+        if self.scrub_rate < 0:
+            raise ConfigError(f"scrub_rate must not be negative: {self.scrub_rate}")
         if self.drain_deadline < 0:
             raise ConfigError(f"drain_deadline must not be negative: {self.drain_deadline}")
         if self.tick_every * 3 > min(self.lease_ttl, self.reservation_ttl):

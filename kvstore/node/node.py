@@ -43,15 +43,19 @@ from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import PayloadSource
+from kvstore.node.scrub import scrub
 from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.tiers.tier import Tier as Medium
-from kvstore.units import Nanos, to_seconds
+from kvstore.units import Nanos, seconds, to_seconds
 
 logger = logging.getLogger(__name__)
 
 AnswerT = TypeVar("AnswerT")
+
+SCRUB_PAUSE = seconds(1)
+"""Between two passes: of a store so small that its rate would not slow them down."""
 
 
 class _Request(Protocol):
@@ -99,6 +103,8 @@ class Node:
         if recovered is not None:
             self.feed(recovered)
         self._spawn(self._tick())
+        if self._config.scrub_rate:
+            self._spawn(scrub(self, bytes_per_second=self._config.scrub_rate, pause=SCRUB_PAUSE))
 
     async def until_crash(self) -> None:
         """Waits; raises the bug when there is one. Cancelling it is harmless."""

@@ -127,6 +127,7 @@ def node_config(tmp_path):
             "region_bytes": Bytes(256 * KIB),
             "ssd_capacity": Bytes(8 * MIB),
             "tick_every": milliseconds(20),
+            "scrub_rate": Bytes(0),
         }
         if keys.pop("ssd", False):
             defaults["ssd_path"] = tmp_path / "ssd"

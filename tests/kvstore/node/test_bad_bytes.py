@@ -57,6 +57,22 @@ def test_a_byte_flipped_in_the_ssd_file_is_found_by_the_read_and_quarantined(ser
     asyncio.run(scenario())
 
 
+def test_the_scrub_finds_rot_that_nobody_reads_in_both_tiers(serving, chain, payload, push_to_ssd, eventually):
+    async def scenario():
+        async with serving(ssd=True, scrub_rate=Bytes(200 * MIB)) as (server, client):
+            cold = chain("cold", 3)
+            await client.store(cold)
+            await push_to_ssd(server, client, cold)
+            warm = chain("warm", 3)
+            await client.store(warm)
+            _flip_on_disk(server.config.ssd_path, payload(cold[1]))
+            _flip_in_arena(server, payload(warm[1]))
+            await eventually(lambda: server.status().counters.get("quarantined:checksum", 0) >= 2)
+            assert await client.stub.probe_prefix(client.key_space, cold, timeout=SOON) == [True, False, True]
+
+    asyncio.run(scenario())
+
+
 def test_a_byte_flipped_in_memory_does_not_reach_the_ssd(serving, chain, payload, eventually, tiers_of, chain_filler):
     async def scenario():
         faults = Faults()
