@@ -49,6 +49,8 @@ class NodeConfig:
     """Folder of this node alone, made when missing. Not set: no SSD tier, a restart starts empty."""
     ssd_capacity: Bytes = Bytes(GIB)
     """Of all region files together."""
+    ssd_discard_other_formats: bool = False
+    """Whether a folder that another format or region size laid out is emptied at the start. false: it is refused, nothing in it touched."""
     region_bytes: Bytes = Bytes(64 * MIB)
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
     demote_above: float = 0.5

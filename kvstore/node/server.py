@@ -68,7 +68,12 @@ class NodeServer:
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
             if config.ssd_path is not None:
-                self._regions = SsdRegions(config.ssd_path, capacity=config.ssd_capacity, region_bytes=config.region_bytes)
+                self._regions = SsdRegions(
+                    config.ssd_path,
+                    capacity=config.ssd_capacity,
+                    region_bytes=config.region_bytes,
+                    discard_other_formats=config.ssd_discard_other_formats,
+                )
                 self._ssd = wrap_ssd(self._regions)
                 opening.callback(self._ssd.close)
             self._state = StoreState(config.store_config(), boot_id=self.boot_id)

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.core.extent import ALIGNMENT
+from kvstore.core.manifest import FORMAT_VERSION
 from kvstore.errors import ConfigError
 from kvstore.tiers.direct import DirectFile
 from kvstore.tiers.tier import FailureReason, TierFailure
@@ -33,9 +34,9 @@ class SsdRegions:
     files of others count too) refuses a region and not a record in the middle of one.
     """
 
-    def __init__(self, folder: Path, *, capacity: Bytes, region_bytes: Bytes) -> None:
-        """Raises ConfigError: folder not writable or used by another node, capacity above the medium's, or a folder that was laid out
-        with other region sizes."""
+    def __init__(self, folder: Path, *, capacity: Bytes, region_bytes: Bytes, discard_other_formats: bool = False) -> None:
+        """Raises ConfigError: folder not writable or used by another node, capacity above the medium's, or, unless it is to be discarded,
+        a folder of another format or with other region sizes."""
         if region_bytes % ALIGNMENT:
             raise ConfigError(f"region_bytes must be a multiple of {ALIGNMENT}: {region_bytes}")
         self.folder = folder
@@ -49,7 +50,7 @@ class SsdRegions:
             raise ConfigError(f"ssd_path {folder} cannot be used: {error.strerror}") from error
         try:
             _check_capacity(folder, capacity)
-            _check_shape(folder, region_bytes)
+            self._check_shape(discard=discard_other_formats)
             self._drop_surplus_files()
         except BaseException:
             os.close(self._lock_fd)
@@ -109,6 +110,31 @@ class SsdRegions:
     def _region_files(self) -> list[tuple[int, Path]]:
         return [(int(match[1]), path) for path in self.folder.iterdir() if (match := _REGION_FILE.fullmatch(path.name))]
 
+    def _check_shape(self, *, discard: bool) -> None:
+        """What another format put there would be read as garbage: refused, or emptied, before anything is read."""
+        path = self.folder / _SHAPE_FILE
+        shape = f"larder ssd folder, format {FORMAT_VERSION}, region_bytes {self.region_bytes}\n"
+        try:
+            found: str | None = path.read_text()
+        except FileNotFoundError:
+            found = None
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        if found == shape:
+            return
+        if found is not None:
+            if not discard:
+                raise ConfigError(
+                    f"{self.folder} is a {found.strip()!r}, this node wants {shape.strip()!r}; "
+                    "set region_bytes so, or take another ssd_path, or give up what is there with ssd_discard_other_formats=true"
+                )
+            logger.warning("%s is a %r: everything in it is discarded, as configured", self.folder, found.strip())
+            for _, region in self._region_files():
+                region.unlink()
+        new = path.with_suffix(".new")
+        new.write_text(shape)
+        new.replace(path)
+
     def _drop_surplus_files(self) -> None:
         for number, path in self._region_files():
             if number >= self.count:
@@ -134,20 +160,3 @@ def _check_capacity(folder: Path, capacity: Bytes) -> None:
         raise ConfigError(
             f"ssd_capacity is {capacity} bytes ({capacity / GIB:.2f} GiB); the medium of {folder} has {size} bytes ({size / GIB:.2f} GiB)"
         )
-
-
-def _check_shape(folder: Path, region_bytes: Bytes) -> None:
-    """Offsets of another region size would be read as garbage: refused before anything is read."""
-    path = folder / _SHAPE_FILE
-    shape = f"larder ssd folder, format 1, region_bytes {region_bytes}\n"
-    try:
-        found = path.read_text()
-    except FileNotFoundError:
-        new = path.with_suffix(".new")
-        new.write_text(shape)
-        new.replace(path)
-        return
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if found != shape:
-        raise ConfigError(f"{folder} is a {found.strip()!r}, this node wants {shape.strip()!r}; set region_bytes so, or empty the folder")

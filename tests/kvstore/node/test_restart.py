@@ -140,7 +140,7 @@ def test_another_region_size_is_refused_with_what_to_do(serving, node_config):
     async def scenario():
         async with serving(ssd=True):
             pass
-        with pytest.raises(ConfigError, match="set region_bytes so, or empty the folder"):
+        with pytest.raises(ConfigError, match="ssd_discard_other_formats=true"):
             async with serving(ssd=True, region_bytes=Bytes(128 * KIB)):
                 pass
 

@@ -138,7 +138,7 @@ def test_another_region_size_is_recognised_before_anything_is_read(open_regions)
     first = open_regions()
     first.close()
     first.close = lambda: None
-    with pytest.raises(ConfigError, match="set region_bytes so, or empty the folder"):
+    with pytest.raises(ConfigError, match="ssd_discard_other_formats=true"):
         open_regions(region_bytes=Bytes(128 * KIB))
 
 
@@ -165,3 +165,19 @@ def test_a_full_medium_refuses_a_new_region_and_leaves_no_part_of_it(tiny_tmpfs,
     filler.unlink()
     regions.write(1, 0, [b"room again"])
     assert read(regions, 1, 0, 10) == b"room again"
+
+
+def test_a_folder_of_another_format_is_emptied_only_when_asked(tmp_path):
+    folder = tmp_path / "ssd"
+    old = SsdRegions(folder, capacity=Bytes(4 * REGION), region_bytes=REGION)
+    old.write(0, 0, [b"x" * ALIGNMENT])
+    old.close()
+    shape = folder / "SHAPE"
+    shape.write_text(shape.read_text().replace("format ", "format 9"))
+    with pytest.raises(ConfigError, match="format 9"):
+        SsdRegions(folder, capacity=Bytes(4 * REGION), region_bytes=REGION)
+    assert (folder / "region-000000").exists(), "a refusal touches nothing"
+    new = SsdRegions(folder, capacity=Bytes(4 * REGION), region_bytes=REGION, discard_other_formats=True)
+    assert new.existing() == ()
+    new.close()
+    SsdRegions(folder, capacity=Bytes(4 * REGION), region_bytes=REGION).close()
