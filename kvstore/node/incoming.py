@@ -43,6 +43,23 @@ class IncomingPayloads:
         incoming.received = offset + len(data)
         return True
 
+    def room(self, token: WriteToken, length: int) -> memoryview | None:
+        """The extent itself, to be filled from its start; None when the token is not open or means another length. Look at `is_open`
+        before every touch, and say `filled` at the end."""
+        incoming = self._open.get(token)
+        if incoming is None or incoming.extent.length != length:
+            return None
+        incoming.received = 0
+        return self._arena.view(incoming.extent.offset, length)
+
+    def filled(self, token: WriteToken, length: int) -> bool:
+        """The whole payload is in its extent. False when the token is not open or means another length."""
+        incoming = self._open.get(token)
+        if incoming is None or incoming.extent.length != length:
+            return False
+        incoming.received = length
+        return True
+
     def is_complete(self, token: WriteToken) -> bool:
         incoming = self._open.get(token)
         return incoming is not None and incoming.received == incoming.extent.length
