@@ -41,6 +41,8 @@ FIRST_REQUEST: Nanos = seconds(5)
 """After its greeting a connection must say something useful within this."""
 NEXT_REQUEST: Nanos = seconds(60)
 """A connection that was used may be idle so long; clients give theirs up after half of it."""
+LONGEST_LIFE: Nanos = seconds(7 * 24 * 3600)
+"""Of a connection that brought somebody the arena, and tells it by its end that the node has ended. Then the arena is mapped anew."""
 REST_OF_REQUEST: Nanos = seconds(5)
 _GATHER_BYTES = 4 * MIB
 _DRAIN_BYTES = 256 << 10
@@ -74,6 +76,7 @@ class DataConnection:
         self._metrics = metrics
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._number = 0
+        self._is_lifeline = False
 
     async def serve(self) -> None:
         """Returns when the connection is to be closed."""
@@ -94,7 +97,8 @@ class DataConnection:
         head = bytearray(HEADER_BYTES)
         view = memoryview(head)
         try:
-            await self._stream.wait_readable(idle=NEXT_REQUEST if self._number else FIRST_REQUEST)
+            idle = NEXT_REQUEST if self._number else FIRST_REQUEST
+            await self._stream.wait_readable(idle=LONGEST_LIFE if self._is_lifeline else idle)
         except StoodStill:
             if not self._number:
                 self._count_refused("half_open")
@@ -230,6 +234,7 @@ class DataConnection:
             answer = Header(FrameKind.ARENA, header.number, self._arena.capacity).pack()
             if socket.send_fds(self._stream.sock, [answer], fds) != len(answer):
                 raise StreamCut("the answer with the descriptors did not go out whole")
+            self._is_lifeline = True
         except OSError as error:
             raise StreamCut(str(error)) from error
         finally:

@@ -76,9 +76,13 @@ class AutoTransport:
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         try:
-            return await (await self._chosen_for(peer)).transport.arena(peer)
+            chosen = await self._chosen_for(peer)
+            arena = await chosen.transport.arena(peer)
+            if arena is None and chosen.choice.kind is TransportKind.SHM:
+                await self._forget(peer)  # its lifeline broke
         except LarderError:
             return None
+        return arena
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         chosen = await self._chosen_for(peer)
@@ -167,11 +171,12 @@ class AutoTransport:
             case TransportKind.SHM:
                 pool = StreamPool(greeting.local_door, peer.boot_id)
                 try:
-                    arena = await map_arena(pool, timeout=DIAL_TIMEOUT)
+                    arena, lifeline = await map_arena(pool, timeout=DIAL_TIMEOUT)
                 except BaseException:
                     pool.close()
                     raise
-                return ShmTransport(StreamTransport(pool), arena), f"same machine, {'writes in place' if arena.writable else 'read-only'}"
+                transport = ShmTransport(StreamTransport(pool), arena, lifeline)
+                return transport, f"same machine, {'writes in place' if arena.writable else 'read-only'}"
             case TransportKind.TCP:
                 host = peer.address.rpartition(":")[0].strip("[]")
                 door: Door = (host, greeting.data_port)

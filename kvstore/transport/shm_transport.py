@@ -13,8 +13,8 @@ from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
 from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
 from kvstore.transport.shared_arena import SharedArena
-from kvstore.transport.stream import StreamCut
-from kvstore.transport.stream_pool import StreamPool
+from kvstore.transport.stream import Stream, StreamCut
+from kvstore.transport.stream_pool import DoorClosed, StreamPool
 from kvstore.transport.stream_transport import StreamTransport
 from kvstore.transport.ticket import Ticket
 from kvstore.units import MIB, Bytes, Nanos
@@ -27,18 +27,38 @@ _MOST_FDS = 2
 
 
 class ShmTransport:
-    """A PayloadTransport to one node on this machine."""
+    """A PayloadTransport to one node on this machine.
 
-    def __init__(self, streams: StreamTransport, arena: SharedArena) -> None:
+    The connection that brought the arena is its lifeline: when it breaks, the node has ended, and the mapping goes, so that no memory of a
+    dead node is kept. Then `write` and `arena` fail or give nothing until another ShmTransport is made.
+    """
+
+    def __init__(self, streams: StreamTransport, arena: SharedArena, lifeline: Stream) -> None:
         self._streams = streams
-        self._arena = arena
+        self._arena: SharedArena | None = arena
+        self._lifeline = lifeline
+        asyncio.get_running_loop().add_reader(lifeline.sock, self._lifeline_moved)
+
+    def _lifeline_moved(self) -> None:
+        """Nothing ever comes on it but its end."""
+        if not self._lifeline.closed and not self._lifeline.quiet():
+            asyncio.get_running_loop().remove_reader(self._lifeline.sock)
+            self._lifeline.close()
+            self._arena = None
+
+    def _mapped(self) -> SharedArena | None:
+        self._lifeline_moved()  # the loop may not have come to it yet
+        return self._arena
 
     async def arena(self, peer: Peer) -> MappedArena | None:
-        return self._arena
+        return self._mapped()
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         """In place if the node allows it: one copy, then a word to the node that it is there."""
-        if not self._arena.writable:
+        arena = self._mapped()
+        if arena is None:
+            raise DoorClosed(f"{peer.node_id} has ended")
+        if not arena.writable:
             return await self._streams.write(peer, writes, timeout=timeout)
         placed: list[PayloadWrite] = []
         for write in writes:
@@ -46,9 +66,9 @@ class ShmTransport:
             if time.monotonic_ns() >= write.end_by:
                 continue
             if len(write.payload) <= INLINE_COPY_BYTES:
-                done = self._arena.put(write.arena_offset, write.payload)
+                done = arena.put(write.arena_offset, write.payload)
             else:
-                done = await asyncio.to_thread(self._arena.put, write.arena_offset, write.payload)
+                done = await asyncio.to_thread(arena.put, write.arena_offset, write.payload)
             if done:
                 placed.append(write)
         late = frozenset(write.write_token for write in writes) - {write.write_token for write in placed}
@@ -70,13 +90,18 @@ class ShmTransport:
         return self._streams.read(peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout)
 
     async def close(self) -> None:
+        if not self._lifeline.closed:
+            asyncio.get_running_loop().remove_reader(self._lifeline.sock)
+            self._lifeline.close()
+        self._arena = None
         await self._streams.close()
 
 
-async def map_arena(pool: StreamPool, *, timeout: Nanos) -> SharedArena:
-    """Ask the node for its arena. Raises Unavailable when it does not hand it over."""
-    async with pool.connection(timeout=timeout) as connection:
-        stream = connection.stream
+async def map_arena(pool: StreamPool, *, timeout: Nanos) -> tuple[SharedArena, Stream]:
+    """Ask the node for its arena: it, and the connection that lives as long as the node. Raises Unavailable when it is not handed over."""
+    connection = await pool.dial(timeout=timeout)
+    stream = connection.stream
+    try:
         try:
             await stream.send([Header(FrameKind.ARENA, connection.next_number(), 0).pack()], idle=timeout)
             await stream.wait_readable(idle=timeout)
@@ -88,4 +113,7 @@ async def map_arena(pool: StreamPool, *, timeout: Nanos) -> SharedArena:
                 raise BadFrame("garbage", f"{header.kind.name} without descriptors in answer to ARENA")
         except (StreamCut, BadFrame, OSError) as error:
             raise Unavailable(f"the arena was not handed over: {error}") from None
-        return SharedArena(list(fds), Bytes(header.length))
+        return SharedArena(list(fds), Bytes(header.length)), stream
+    except BaseException:
+        stream.close()
+        raise

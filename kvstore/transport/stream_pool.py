@@ -59,7 +59,7 @@ class StreamPool:
     async def connection(self, *, timeout: Nanos) -> AsyncIterator[Connection]:
         """One for a transfer; kept when the block ends without an error, closed otherwise. Raises DoorClosed, StaleView, DeadlinePassed."""
         async with self._turns:
-            connection = self._take_idle() or await self._connect(timeout)
+            connection = self._take_idle() or await self.dial(timeout=timeout)
             try:
                 yield connection
             except BaseException:
@@ -83,7 +83,8 @@ class StreamPool:
             connection.stream.close()
         return None
 
-    async def _connect(self, timeout: Nanos) -> Connection:
+    async def dial(self, *, timeout: Nanos) -> Connection:
+        """A connection of the caller's own. Raises as `connection`."""
         local = isinstance(self._door, str)
         sock = socket.socket(socket.AF_UNIX if local else _family(self._door), socket.SOCK_STREAM)
         sock.setblocking(False)
