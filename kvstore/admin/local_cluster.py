@@ -16,8 +16,9 @@ from kvstore.errors import ConfigError
 from kvstore.registry.redis_server import EmbeddedRedis
 from kvstore.units import Nanos, seconds
 
-START_TIMEOUT = seconds(180)
-"""Of all processes together; the first start on a machine also converts the model and compiles the codec's kernels."""
+START_TIMEOUT = seconds(600)
+"""Of all processes together. The first start on a machine also converts the model and compiles kernels: half a minute on two idle
+cores, minutes on busy ones."""
 STOP_TIMEOUT = seconds(20)
 MAX_NODES = 16
 
@@ -67,7 +68,11 @@ class LocalCluster:
     def gateway_url(self) -> str:
         return f"http://{self.processes['gateway'].addresses['http']}"
 
-    def start(self, on_ready: Callable[[str], None] = lambda name: None) -> None:
+    def start(
+        self,
+        on_ready: Callable[[str], None] = lambda name: None,
+        on_waiting: Callable[[list[str]], None] = lambda names: None,
+    ) -> None:
         """Return when the gateway says that it is ready. Raises ProcessFailed or ConfigError; nothing runs then."""
         try:
             self.plan.folder.mkdir(parents=True, exist_ok=True)
@@ -76,7 +81,12 @@ class LocalCluster:
             self.processes = {process.name: process for process in self._make_processes()}
             for process in self.processes.values():
                 process.start()
-            wait_until_ready(list(self.processes.values()), timeout=START_TIMEOUT, on_ready=lambda process: on_ready(process.name))
+            wait_until_ready(
+                list(self.processes.values()),
+                timeout=START_TIMEOUT,
+                on_ready=lambda process: on_ready(process.name),
+                on_waiting=lambda waiting: on_waiting([process.name for process in waiting]),
+            )
             self._wait_until_gateway_ready(timeout=seconds(30))
         except BaseException:
             self.stop()
@@ -88,7 +98,7 @@ class LocalCluster:
         process.terminate()
         process.wait(STOP_TIMEOUT)
         process.start()
-        wait_until_ready([process], timeout=START_TIMEOUT, on_ready=lambda _: None)
+        wait_until_ready([process], timeout=START_TIMEOUT)
         self._wait_until_gateway_ready(timeout=seconds(30))
 
     def stop(self) -> None:

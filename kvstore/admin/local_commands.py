@@ -35,9 +35,16 @@ _LOCK = "lock"
 def start(cluster: LocalCluster, tell: Tell) -> None:
     """Start it and tell of each process that is ready."""
     began = time.monotonic()
-    tell("starting redis, store, prefill and decode nodes and the gateway (the first start also converts the model)")
-    cluster.start(lambda name: tell(f"  {time.monotonic() - began:5.1f} s  {name} is ready"))
-    tell(f"  {time.monotonic() - began:5.1f} s  the gateway has met them all")
+
+    def tell_with_time(text: str) -> None:
+        tell(f"  {time.monotonic() - began:5.1f} s  {text}")
+
+    tell("starting redis, store, prefill and decode nodes and the gateway (the first start also converts the model and compiles kernels)")
+    cluster.start(
+        on_ready=lambda name: tell_with_time(f"{name} is ready"),
+        on_waiting=lambda names: tell_with_time(f"still waiting for {', '.join(names)}"),
+    )
+    tell_with_time("the gateway has met them all")
 
 
 def run_in_foreground(plan: ClusterPlan, tell: Tell, on_up: Callable[[Record], None]) -> None:
@@ -68,7 +75,7 @@ def start_in_background(plan: ClusterPlan, tell: Tell) -> Record:
     counts = [f"--{role}-nodes={getattr(plan, f'{role}_nodes')}" for role in ("store", "prefill", "decode")]
     argv = [sys.executable, "-m", "kvstore.admin.kvctl", "local", "up", "--foreground", f"--state-dir={plan.folder}"]
     argv += [f"--port={plan.gateway_port}", f"--model={plan.model}", *counts]
-    tell("starting (the first start also converts the model)")
+    tell("starting (the first start also converts the model and compiles kernels)")
     with log.open("wb") as sink:
         supervisor = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True)
     deadline = time.monotonic() + to_seconds(START_TIMEOUT) + 30

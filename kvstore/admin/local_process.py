@@ -18,6 +18,7 @@ from kvstore.process import PARENT_VARIABLE
 from kvstore.units import Nanos, to_seconds
 
 LOG_LINES_SHOWN = 6
+TELL_EVERY_S = 5.0
 
 
 class ProcessFailed(LarderError):
@@ -117,23 +118,34 @@ class LocalProcess:
         self.stdout.close()
 
 
-def wait_until_ready(processes: Sequence[LocalProcess], *, timeout: Nanos, on_ready: Callable[[LocalProcess], None]) -> None:
-    """Return when each has said READY. Raises ProcessFailed for the first that ended or took longer than `timeout`."""
+def wait_until_ready(
+    processes: Sequence[LocalProcess],
+    *,
+    timeout: Nanos,
+    on_ready: Callable[[LocalProcess], None] = lambda process: None,
+    on_waiting: Callable[[Sequence[LocalProcess]], None] = lambda waiting: None,
+) -> None:
+    """Return when each has said READY. Raises ProcessFailed for the first that ended or took longer than `timeout`.
+
+    `on_waiting` is called every TELL_EVERY_S with those that are not ready yet.
+    """
     deadline = time.monotonic() + to_seconds(timeout)
-    waiting = set(processes)
+    waiting = list(processes)
     with selectors.DefaultSelector() as selector:
         for process in processes:
             selector.register(process.stdout, selectors.EVENT_READ, process)
         while waiting:
-            ready = selector.select(max(0.0, deadline - time.monotonic()))
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise ProcessFailed(f"{waiting[0].name} was not ready within {to_seconds(timeout):.0f} s; {waiting[0].failure()}")
+            ready = selector.select(min(remaining, TELL_EVERY_S))
             if not ready:
-                late = min(waiting, key=lambda process: process.name)
-                raise ProcessFailed(f"{late.name} was not ready within {to_seconds(timeout):.0f} s; {late.failure()}")
+                on_waiting(waiting)
             for key, _ in ready:
                 said: LocalProcess = key.data
                 said.take_ready_line()
                 selector.unregister(key.fileobj)
-                waiting.discard(said)
+                waiting.remove(said)
                 on_ready(said)
 
 

@@ -13,16 +13,21 @@ from kvstore.codec.block_format import (
     BITS,
     DIGEST_BYTES,
     DTYPE_BYTES,
-    HEADER_BYTES,
+    LOSSY,
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
     MAX_POSITION,
+    MAX_STEP,
     BlockHeader,
     Rung,
+    klt_bound,
     read_header,
     verify,
     write_header,
 )
+from kvstore.codec.klt import KltTransform
+from kvstore.codec.klt_tables import KltTables
+from kvstore.codec.reference import narrow, widen
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
 
@@ -31,6 +36,9 @@ GROUP = 64
 
 FIRST_EXACT_TOKENS = 4
 """Attention sinks: the first tokens of a sequence stay as they are."""
+
+DEFAULT_STEP = 4
+"""Of rung klt, with the base step that `kvctl calibrate` chooses: LOG.md."""
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
@@ -94,15 +102,37 @@ class BlockCodec:
     every process, and a payload decodes to the same bits everywhere.
     """
 
-    def __init__(self, layout: Layout, *, model_digest: bytes, rung: Rung, entropy: bool = True) -> None:
-        """Raises ConfigError for a layout or digest that no payload can describe. `entropy=False` keeps sections plain."""
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        model_digest: bytes,
+        rung: Rung,
+        entropy: bool = True,
+        calibration: KltTables | None = None,
+        step: int = DEFAULT_STEP,
+    ) -> None:
+        """`entropy=False` keeps sections plain, where a rung leaves the choice. `calibration` is what writing and reading rung klt takes,
+        `step` its quality: a multiple of the tables' base step, 1 to MAX_STEP.
+
+        Raises ConfigError for a layout or digest that no payload can describe, for rung klt without calibration, and for a
+        calibration of another model or layout.
+        """
         heads = layout.kv_heads // layout.tensor_parallel
         if len(model_digest) != DIGEST_BYTES:
             raise ConfigError(f"a model digest has {DIGEST_BYTES} bytes, not {len(model_digest)}")
         if max(layout.layers, heads, layout.block_tokens, layout.head_dim) > MAX_COUNT or layout.block_bytes > MAX_PAYLOAD_BYTES // 2:
             raise ConfigError(f"the codec takes counts up to {MAX_COUNT} and blocks up to {MAX_PAYLOAD_BYTES // 2} bytes: {layout}")
+        if calibration is not None and not calibration.fits(layout, model_digest):
+            raise ConfigError("calibration: these tables were made for another model or layout")
+        if rung is Rung.KLT and calibration is None:
+            raise ConfigError("rung klt needs calibration tables: make them with `kvctl calibrate`")
+        if not 0 < step <= MAX_STEP:
+            raise ConfigError(f"step must be 1 to {MAX_STEP}, not {step}")
         self.layout = layout
         self.rung = rung
+        self._klt = KltTransform(calibration) if calibration is not None else None
+        self._step = step
         self._model_digest = model_digest
         self._fingerprint = layout.fingerprint
         self._heads = heads
@@ -114,7 +144,13 @@ class BlockCodec:
     @property
     def max_payload_bytes(self) -> int:
         """No payload of this codec is larger: what to reserve before encoding."""
-        return HEADER_BYTES + max(self._header(start_position=position).unpacked_bytes for position in (0, self.layout.block_tokens))
+        headers = [self._header(start_position=position) for position in (0, self.layout.block_tokens)]
+        bodies = [header.unpacked_bytes + (2 * klt_bound(header) if self.rung is Rung.KLT else 0) for header in headers]
+        return headers[0].header_bytes + max(bodies)
+
+    def empty_block(self) -> np.ndarray:
+        """A block of zeros of the shape and dtype that this codec takes."""
+        return np.zeros(self._shape, self._dtype)
 
     def encode(self, block: np.ndarray, *, start_position: int) -> bytes:
         """The payload of a block, which is left as it is. One that is not C-contiguous, aligned and writable is copied first.
@@ -151,9 +187,12 @@ class BlockCodec:
         self._check_identity(header, start_position)
         exact, side, keys, values = self._sections(view, header)
         tokens = header.exact_tokens
+        recoded = self._klt_block(header, keys, values) if header.rung is Rung.KLT and tokens < header.block_tokens else None
         if tokens:
             out[..., :tokens, :] = exact.view(out.dtype).reshape(*self._shape[:3], tokens, self._shape[4])
-        if tokens < header.block_tokens:
+        if recoded is not None:
+            out[..., tokens:, :] = recoded.view(out.dtype)
+        elif tokens < header.block_tokens:
             half, single = self._views(out)
             codes = _Codes.over(header, side, keys, values)
             kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, BITS[header.rung], *codes.arguments)
@@ -172,7 +211,7 @@ class BlockCodec:
         packed: int = 0,
         section_bytes: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> BlockHeader:
-        lossy = self.rung in BITS
+        lossy = self.rung in LOSSY
         first = min(FIRST_EXACT_TOKENS, self.layout.block_tokens) if start_position == 0 else 0
         return BlockHeader(
             rung=self.rung,
@@ -181,7 +220,7 @@ class BlockCodec:
             kv_heads=self._heads,
             block_tokens=self.layout.block_tokens,
             head_dim=self.layout.head_dim,
-            group=GROUP if lossy else 0,
+            group=GROUP if self.rung in BITS else 0,
             exact_tokens=first if lossy else self.layout.block_tokens,
             start_position=start_position,
             max_abs_error=max_abs_error,
@@ -190,7 +229,37 @@ class BlockCodec:
             section_bytes=section_bytes,
             model_digest=self._model_digest,
             layout_fingerprint=self._fingerprint,
+            step=self._step if self.rung is Rung.KLT else 0,
+            calibration=self._klt.tables.digest if self._klt is not None and self.rung is Rung.KLT else b"",
         )
+
+    def _klt_block(self, header: BlockHeader, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        """The tokens after the exact ones, in the dtype as it travels."""
+        klt = self._klt_of(header)
+        parts = klt.read((keys.data, values.data), tokens=header.block_tokens - header.exact_tokens, step=header.step)
+        return narrow(klt.block(parts, start_position=header.start_position + header.exact_tokens, step=header.step), header.dtype)
+
+    def _klt_of(self, header: BlockHeader) -> KltTransform:
+        if self._klt is None or self._klt.tables.digest != header.calibration:
+            there = "none" if self._klt is None else self._klt.tables.digest.hex()[:12]
+            raise UnsupportedFormat(f"the payload needs calibration {header.calibration.hex()[:12]}, this reader has {there}")
+        return self._klt
+
+    def _encode_klt(self, block: np.ndarray, header: BlockHeader, *, canonical: bool) -> tuple[bytes, bytes, float, float]:
+        """(section K, section V, largest error, sum of squared errors) of the tokens after the exact ones."""
+        assert self._klt is not None
+        tokens = header.exact_tokens
+        wide = widen(block[..., tokens:, :], header.dtype)
+        where = {"start_position": header.start_position + tokens, "step": header.step}
+        coefficients = self._klt.coefficients(wide, **where)
+        keys, values = self._klt.write(coefficients, step=header.step)
+        decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
+        error = widen(decoded, header.dtype) - wide
+        if not np.isfinite(error).all():
+            raise CodecFailure(f"rung {self.rung}: the block would not be finite when decoded", reason="out_of_range")
+        if canonical:
+            block[..., tokens:, :] = decoded.view(block.dtype)
+        return keys, values, float(np.abs(error).max()), float(np.square(error, dtype=np.float64).sum())
 
     def _encode(self, block: np.ndarray, start_position: int, *, canonical: bool) -> bytes:
         if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
@@ -205,6 +274,10 @@ class BlockCodec:
         if tokens < header.block_tokens:
             half, single = self._views(block)
             self._check_range(half, single)
+        if tokens < header.block_tokens and self.rung is Rung.KLT:
+            key_bytes, value_bytes, largest, squares = self._encode_klt(block, header, canonical=canonical)
+            sections += [np.frombuffer(data, np.uint8) for data in (b"", key_bytes, value_bytes)]
+        elif tokens < header.block_tokens:
             codes = _Codes.over(header, *(np.empty(size, np.uint8) for size in header.unpacked_section_bytes[1:]))
             largest, squares = kernels.quantize(
                 half, single, self._kind, self._tile_shape, tokens, header.group, BITS[self.rung], canonical, *codes.arguments
@@ -215,7 +288,8 @@ class BlockCodec:
         stored: list[bytes | memoryview] = []
         packed = 0
         for index, section in enumerate(sections):
-            frame = self._packed(index, section, exact, header.unpacked_bytes) if self._entropy else None
+            wanted = self._entropy and (self.rung is not Rung.KLT or index == 0)
+            frame = self._packed(index, section, exact, header.unpacked_bytes) if wanted else None
             packed |= (frame is not None) << index
             stored.append(section.data if frame is None else frame)
         header = self._header(
@@ -233,7 +307,7 @@ class BlockCodec:
     def _sections(self, view: memoryview, header: BlockHeader) -> list[np.ndarray]:
         """The four sections as read-only uint8 arrays, unpacked; no copy of those stored plain."""
         sections = []
-        start = HEADER_BYTES
+        start = header.header_bytes
         for index, (stored, size) in enumerate(zip(header.section_bytes, header.unpacked_section_bytes, strict=True)):
             data = view[start : start + stored].toreadonly()
             start += stored

@@ -7,7 +7,8 @@
     values   codes of the values, likewise
 
 Sections are stored plain or packed by the entropy stage, each on its own; an absent one has length 0. Rungs without
-quantization keep every token in `exact`.
+quantization keep every token in `exact`. Rung klt has a version of its own, whose header also names the step and the calibration
+tables; its sections `keys` and `values` are entropy-coded coefficients of any length, and `side` is empty.
 
 A reader refuses what it does not know (UnsupportedFormat: a miss) and what cannot be (CorruptPayload: another copy), and
 bounds every field before it allocates anything. The version moves with any change of layout or arithmetic; readers keep the
@@ -29,10 +30,14 @@ from kvstore.ids import LayoutFingerprint
 
 MAGIC = b"LKVB"
 VERSION = 1
+KLT_VERSION = 2
+"""Of the rung klt alone: all other payloads stay readable by who knows version 1 only."""
 
 _PREFIX = struct.Struct("<4sHH")  # magic, version, header bytes: these three stay where they are in every version
 _FIELDS = struct.Struct("<4sHHBBBBHHHHHHQffQQ4Q32s32s")
 HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
+_KLT_FIELDS = struct.Struct("<IHH32s")  # step, reserved, reserved, digest of the calibration tables; between the fields and the checksum
+_HEADER_BYTES = {VERSION: HEADER_BYTES, KLT_VERSION: HEADER_BYTES + _KLT_FIELDS.size}
 
 SECTIONS = 4
 MAX_COUNT = 1 << 12
@@ -48,14 +53,21 @@ class Rung(StrEnum):
     LOSSLESS = "lossless"
     INT8 = "int8"
     INT4 = "int4"
+    KLT = "klt"
 
 
 BITS = {Rung.INT8: 8, Rung.INT4: 4}
-"""Code width of the lossy rungs."""
+"""Code width of the rungs with codes of one width."""
+
+LOSSY = frozenset({*BITS, Rung.KLT})
+
+MAX_STEP = 255
+MAX_COEFFICIENT_BYTES = 8
+"""No coefficient of rung klt takes more; a section has some bytes besides (`klt_bound`)."""
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4}
+_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5}
 _RUNGS = {code: rung for rung, code in _RUNG_CODES.items()}
 _DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
@@ -87,9 +99,20 @@ class BlockHeader:
     """As stored."""
     model_digest: bytes
     layout_fingerprint: LayoutFingerprint
-    version: int = VERSION
+    step: int = 0
+    """Rung klt: multiple of the tables' base step, the quality; 0 elsewhere."""
+    calibration: bytes = b""
+    """Rung klt: digest of the tables that decode it (klt_tables.py)."""
     checksum: int = 0
     """XXH3-64 over the payload without these 8 bytes of it; as read. A writer computes it."""
+
+    @property
+    def version(self) -> int:
+        return KLT_VERSION if self.rung is Rung.KLT else VERSION
+
+    @property
+    def header_bytes(self) -> int:
+        return _HEADER_BYTES[self.version]
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -104,6 +127,8 @@ class BlockHeader:
         exact = planes * 2 * self.exact_tokens * self.head_dim * DTYPE_BYTES[self.dtype]
         if not lossy:
             return (exact, 0, 0, 0)
+        if self.rung is Rung.KLT:
+            return (exact, 0, self.section_bytes[2], self.section_bytes[3])
         bits = BITS[self.rung]
         scales = planes * (math.ceil(lossy / self.group) * self.head_dim + lossy * math.ceil(self.head_dim / self.group))
         codes = planes * lossy * math.ceil(self.head_dim * bits / 8)
@@ -119,16 +144,16 @@ class BlockHeader:
 
     @property
     def payload_bytes(self) -> int:
-        return HEADER_BYTES + self.body_bytes
+        return self.header_bytes + self.body_bytes
 
 
 def write_header(header: BlockHeader, sections: tuple[bytes | memoryview, ...]) -> bytes:
-    """HEADER_BYTES of a header over these sections, checksum included; `header.section_bytes` must be their lengths."""
+    """The bytes of a header over these sections, checksum included; `header.section_bytes` must be their lengths."""
     assert header.section_bytes == tuple(len(section) for section in sections)
     fields = _FIELDS.pack(
         MAGIC,
-        VERSION,
-        HEADER_BYTES,
+        header.version,
+        header.header_bytes,
         _RUNG_CODES[header.rung],
         _DTYPE_CODES[header.dtype],
         header.packed,
@@ -148,6 +173,8 @@ def write_header(header: BlockHeader, sections: tuple[bytes | memoryview, ...]) 
         header.model_digest,
         header.layout_fingerprint,
     )
+    if header.rung is Rung.KLT:
+        fields += _KLT_FIELDS.pack(header.step, 0, 0, header.calibration)
     digest = xxhash.xxh3_64(fields)
     for section in sections:
         digest.update(section)
@@ -166,11 +193,12 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
     magic, version, header_bytes = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         raise CorruptPayload(f"a payload starts with {MAGIC!r}, this one with {magic!r}")
-    if version != VERSION:
-        raise UnsupportedFormat(f"payload version {version} is not known here; known: {VERSION}")
-    if header_bytes != HEADER_BYTES or len(view) < HEADER_BYTES:
+    expected_bytes = _HEADER_BYTES.get(version)
+    if expected_bytes is None:
+        raise UnsupportedFormat(f"payload version {version} is not known here; known: {VERSION} and {KLT_VERSION}")
+    if header_bytes != expected_bytes or len(view) < expected_bytes:
         raise CorruptPayload(
-            f"a version {VERSION} header has {HEADER_BYTES} bytes; this one says {header_bytes} in a payload of {len(view)}"
+            f"a version {version} header has {expected_bytes} bytes; this one says {header_bytes} in a payload of {len(view)}"
         )
     (
         _magic,
@@ -201,8 +229,16 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
         raise UnsupportedFormat(f"dtype code {dtype_code} is not known here; known: {_names(_DTYPES)}")
     if reserved or packed >= 1 << SECTIONS:
         raise UnsupportedFormat("the header uses flags that are not known here")
+    rung = _RUNGS[rung_code]
+    if (rung is Rung.KLT) != (version == KLT_VERSION):
+        raise CorruptPayload(f"impossible header: rung {rung} in version {version}")
+    step, calibration = 0, b""
+    if rung is Rung.KLT:
+        step, *reserved_too, calibration = _KLT_FIELDS.unpack_from(view, _FIELDS.size)
+        if any(reserved_too):
+            raise UnsupportedFormat("the header uses flags that are not known here")
     header = BlockHeader(
-        rung=_RUNGS[rung_code],
+        rung=rung,
         dtype=_DTYPES[dtype_code],
         layers=layers,
         kv_heads=kv_heads,
@@ -217,7 +253,9 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
         section_bytes=(section_bytes[0], section_bytes[1], section_bytes[2], section_bytes[3]),
         model_digest=model_digest,
         layout_fingerprint=LayoutFingerprint(fingerprint),
-        checksum=int.from_bytes(view[_FIELDS.size : HEADER_BYTES], "little"),
+        step=step,
+        calibration=calibration,
+        checksum=int.from_bytes(view[header_bytes - CHECKSUM_BYTES : header_bytes], "little"),
     )
     impossible = _impossibility(header)
     if impossible:
@@ -232,8 +270,8 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
 def verify(payload: bytes | bytearray | memoryview, header: BlockHeader) -> None:
     """Raises CorruptPayload unless the checksum in the header fits header and body. Cost: one pass of XXH3 over the payload."""
     view = memoryview(payload).cast("B")
-    digest = xxhash.xxh3_64(view[: _FIELDS.size])
-    digest.update(view[HEADER_BYTES:])
+    digest = xxhash.xxh3_64(view[: header.header_bytes - CHECKSUM_BYTES])
+    digest.update(view[header.header_bytes :])
     if digest.intdigest() != header.checksum:
         raise CorruptPayload("checksum mismatch: these bytes are not what was encoded")
 
@@ -249,6 +287,11 @@ def _impossibility(header: BlockHeader) -> str | None:
             return f"group is {header.group}, allowed are 1 to {MAX_COUNT}"
         if header.exact_tokens > header.block_tokens:
             return f"{header.exact_tokens} of {header.block_tokens} tokens are exact"
+    elif header.rung is Rung.KLT:
+        if not 0 < header.step <= MAX_STEP:
+            return f"step is {header.step}, allowed are 1 to {MAX_STEP}"
+        if header.group or header.exact_tokens > header.block_tokens or max(header.section_bytes[2:]) > klt_bound(header):
+            return f"rung {header.rung} with {header.exact_tokens} exact tokens and {header.section_bytes} bytes"
     elif header.group or header.exact_tokens != header.block_tokens:
         return f"rung {header.rung} keeps every token exact"
     if header.unpacked_bytes > MAX_PAYLOAD_BYTES:
@@ -263,6 +306,12 @@ def _impossibility(header: BlockHeader) -> str | None:
         if (stored >= unpacked) if is_packed else (stored != unpacked):
             return f"section {index} has {stored} bytes for {unpacked}, {'packed' if is_packed else 'plain'}"
     return None
+
+
+def klt_bound(header: BlockHeader) -> int:
+    """More bytes than a section of rung klt can have in a block of these counts."""
+    lossy = header.block_tokens - header.exact_tokens
+    return MAX_COEFFICIENT_BYTES * lossy * header.layers * header.kv_heads * header.head_dim + 2 * header.layers + 128 if lossy else 0
 
 
 def _names(table: dict[int, Rung] | dict[int, str]) -> str:

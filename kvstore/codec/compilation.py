@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,34 +14,38 @@ from kvstore.codec.block_codec import BlockCodec
 from kvstore.codec.block_format import DIGEST_BYTES, Rung
 from kvstore.core.layout import Layout
 
-_COMPILED_FORMS = 4
-"""`largest_bits` has two, `quantize` and `dequantize` one each."""
+_COMPILED_FORMS = 8
+"""`largest_bits` has two; `quantize`, `dequantize` and the four kernels of rung klt one each."""
 
 _MAX_WAIT_SECONDS = 60.0
 
 
-def warm_up() -> None:
-    """Compiles the kernels, or loads them from numba's cache: call it before the first block must be fast.
+def warm_up(*codecs: BlockCodec) -> None:
+    """Compiles the kernels, and what `codecs` use besides, or loads them from numba's cache: before the first block must be fast.
 
-    Cost: about 10 s of one core the first time on a machine, 0.3 s later on; nothing when it ran before in this process. When
-    several processes start at once, one compiles and the others wait for it, 60 s at most, instead of compiling the same beside it.
+    Cost: about 10 s of one core the first time on a machine (15 s more for rung klt), 0.3 s later on; nothing when it ran before in
+    this process. When several processes start at once, one compiles and the others wait for it, 60 s at most, instead of
+    compiling the same beside it.
     """
     with _alone_on_this_machine():
         for left in reversed(range(_COMPILED_FORMS + 1)):
             try:
-                _run_every_kernel()
+                _run_every_kernel(codecs)
                 return
             except OSError:  # a full disk: the kernel is compiled by then, only its copy in the cache is missing
                 if not left:
                     raise
 
 
-def _run_every_kernel() -> None:
+def _run_every_kernel(codecs: Sequence[BlockCodec]) -> None:
     for layout, block in (
         (Layout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_tokens=8), np.zeros((1, 2, 1, 8, 8), np.uint16)),
         (Layout(layers=1, kv_heads=1, head_dim=8, dtype="float32", block_tokens=8), np.zeros((1, 2, 1, 8, 8), np.float32)),
     ):
         codec = BlockCodec(layout, model_digest=bytes(DIGEST_BYTES), rung=Rung.INT8)
+        codec.decode_into(codec.encode(block, start_position=0), block)
+    for codec in codecs:
+        block = codec.empty_block()
         codec.decode_into(codec.encode(block, start_position=0), block)
 
 

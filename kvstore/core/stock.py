@@ -34,6 +34,7 @@ from kvstore.ids import BlockHash, BootId, Generation, KeySpace, Namespace
 from kvstore.units import Nanos
 
 _READABLE = CopyState.READABLE
+_ENDING = (CopyState.RECLAIMING, CopyState.QUARANTINED)
 
 
 class Stock:
@@ -183,8 +184,8 @@ class Stock:
         """Gives back the room of the entry's unreadable copies that nobody leases or holds."""
         if entry.leases:
             return
-        for copy in entry.copies:
-            if copy.holds == 0 and copy.state in (CopyState.RECLAIMING, CopyState.QUARANTINED):
+        for copy in (entry.host, entry.ssd):
+            if copy is not None and copy.state in _ENDING and copy.holds == 0:
                 if copy.tier is Tier.HOST:
                     entry.host = None
                 else:
@@ -228,11 +229,14 @@ class Stock:
         if not entry.listed or entry.leases:
             return
         self._scan_would_fail = False
-        if _is_spare_twin(entry):
-            self._twins.offer(entry)
-        elif _is_last_and_loose(entry):
-            self._last_host_copies.offer(entry)
-        if _is_loose_on_ssd(entry):
+        host, ssd = entry.host, entry.ssd
+        on_ssd = ssd is not None and ssd.state is _READABLE
+        if host is not None and host.state is _READABLE and host.holds == 0:
+            if on_ssd:
+                self._twins.offer(entry)
+            elif entry.children == 0:
+                self._last_host_copies.offer(entry)
+        if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
             self._ssd_copies.offer(entry)
 
     def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
@@ -275,7 +279,7 @@ class Stock:
             victim = self._twins.take()
             if victim is None:
                 return None
-            self.evict(victim, Tier.HOST, "room")
+            self.evict(victim, Tier.HOST, "on_ssd_too")
             extent = self.arena.allocate(length)
         return extent
 

@@ -57,7 +57,6 @@ class EmbeddedRedis:
         self._wanted_port = port
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
         self.port = port
 
     @property
@@ -76,7 +75,6 @@ class EmbeddedRedis:
         """
         assert self._process is None, "started twice"
         binary = find_redis_server()
-        self._folder = tempfile.TemporaryDirectory(prefix="larder-redis-")
         for attempt in range(_BIND_ATTEMPTS):
             port = self.port or _free_port()
             said = self._try(binary, port)
@@ -89,7 +87,7 @@ class EmbeddedRedis:
                 raise ConfigError(f"redis-server did not start on 127.0.0.1:{port}: {said}")
 
     def stop(self) -> None:
-        """End the process and remove its folder. Harmless when not started."""
+        """End the process. Harmless when not started."""
         if self._process is not None:
             self._process.terminate()
             try:
@@ -98,9 +96,6 @@ class EmbeddedRedis:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-        if self._folder is not None:
-            self._folder.cleanup()
-            self._folder = None
 
     def __enter__(self) -> EmbeddedRedis:
         self.start()
@@ -111,29 +106,30 @@ class EmbeddedRedis:
 
     def _try(self, binary: Path, port: int) -> str | None:
         """Start once; None when it answers, else the last thing it said."""
-        assert self._folder is not None
-        log = Path(self._folder.name) / "redis.log"
         options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no", "--daemonize", "no"]
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-S", "-E", "-c", _EXEC_TIED_TO_PARENT, str(os.getpid())),
-                *(str(binary), *options, "--dir", self._folder.name, "--logfile", str(log)),
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # Ctrl-C in the terminal is for whoever started us; they stop the server last.
-            start_new_session=True,
-        )
-        deadline = time.monotonic() + to_seconds(self._start_timeout)
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if _answers(port, pid=self._process.pid):
-                return None
-            time.sleep(0.01)
-        self._process.kill()
-        self._process.wait()
-        self._process = None
-        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        # A log without a name, and a folder that it never writes to: whoever is killed, no file stays behind.
+        with tempfile.TemporaryFile() as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-S", "-E", "-c", _EXEC_TIED_TO_PARENT, str(os.getpid())),
+                    *(str(binary), *options, "--dir", "/", "--logfile", ""),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # Ctrl-C in the terminal is for whoever started us; they stop the server last.
+                start_new_session=True,
+            )
+            deadline = time.monotonic() + to_seconds(self._start_timeout)
+            while time.monotonic() < deadline and self._process.poll() is None:
+                if _answers(port, pid=self._process.pid):
+                    return None
+                time.sleep(0.01)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+            log.seek(0)
+            lines = log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
 

@@ -3,7 +3,7 @@
 One array of int64, `control`, holds the present operation; its work items are claimed by counting `NEXT` down, so a thread that comes
 late or stops for a while holds up nothing but the item that it claimed. All functions release the GIL.
 
-numba caches the compiled functions on disk by this file's time stamp: when vector_ir.py changes, touch this file too.
+numba caches the compiled functions on disk by this file's time stamp: when vector_ir.py or atomics.py changes, touch this file too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from prefill_node.engine.atomics import atomic_add, atomic_load, atomic_store, atomic_swap_if, yield_core
 from prefill_node.engine.vector_ir import (
-    atomic_add,
-    atomic_load,
-    atomic_store,
-    atomic_swap_if,
     exp_and_sum,
     exp_one,
     gate,
@@ -34,7 +31,6 @@ from prefill_node.engine.vector_ir import (
     store_u16,
     sum_of_squares,
     widen,
-    yield_core,
 )
 
 PANEL = 32

@@ -22,28 +22,28 @@ I64 = ir.IntType(64)
 VECTOR = ir.VectorType(F32, LANES)
 
 
-def _in_ir(function: Any) -> Any:
+def in_ir(function: Any) -> Any:
     """numba's decorator, which has no types."""
     return intrinsic(function)
 
 
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _load(builder: Any, address: Any) -> Any:
-    return builder.load(_pointer(builder, address, VECTOR), align=4)
+    return builder.load(pointer(builder, address, VECTOR), align=4)
 
 
 def _load_bf16(builder: Any, address: Any) -> Any:
-    bits = builder.load(_pointer(builder, address, ir.VectorType(I16, LANES)), align=2)
+    bits = builder.load(pointer(builder, address, ir.VectorType(I16, LANES)), align=2)
     wide = builder.zext(bits, ir.VectorType(I32, LANES))
     shift = ir.Constant(ir.VectorType(I32, LANES), [16] * LANES)
     return builder.bitcast(builder.shl(wide, shift), VECTOR)
 
 
 def _store(builder: Any, value: Any, address: Any) -> None:
-    builder.store(value, _pointer(builder, address, VECTOR), align=4)
+    builder.store(value, pointer(builder, address, VECTOR), align=4)
 
 
 def _splat(builder: Any, scalar: Any) -> Any:
@@ -100,7 +100,7 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
     size = 2 if bf16 else 4
     load = _load_bf16 if bf16 else _load
 
-    @_in_ir
+    @in_ir
     def tile(typingctx: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any, out_stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             x_, x_stride_, w_, w_stride_, k_, out_, out_stride_ = arguments
@@ -117,7 +117,7 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
                 offset = _bytes(builder, i, 4)
                 result = []
                 for row in range(rows):
-                    scalar = builder.load(_pointer(builder, builder.add(x_rows[row], offset), F32), align=4)
+                    scalar = builder.load(pointer(builder, builder.add(x_rows[row], offset), F32), align=4)
                     spread = _splat(builder, scalar)
                     result += [_call(builder, "llvm.fma", spread, columns[v], sums[row * vectors + v]) for v in range(vectors)]
                 return result
@@ -134,7 +134,7 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
     return tile
 
 
-@_in_ir
+@in_ir
 def scores(typingctx: Any, q: Any, k: Any, head_dim: Any, tokens: Any, out: Any) -> Any:
     """scores(q, k, head_dim, tokens, out): out[t] = sum over d of q[d] * k[t, d]; all float32, k contiguous; head_dim and tokens are
     multiples of 8."""
@@ -186,7 +186,7 @@ def _across(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> An
     return builder.extract_element(vector, _i64(0))
 
 
-@_in_ir
+@in_ir
 def scale_and_max(typingctx: Any, values: Any, count: Any, factor: Any) -> Any:
     """scale_and_max(values, count, factor) -> the largest of values *= factor (in place); count a multiple of 8."""
 
@@ -222,7 +222,7 @@ def _exp(builder: Any, x: Any) -> Any:
     return builder.select(kept, builder.fmul(y, builder.bitcast(power, VECTOR)), _constant(0.0))
 
 
-@_in_ir
+@in_ir
 def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
     """exp_and_sum(values, count, shift) -> the sum of values = exp(values - shift) (in place); count a multiple of 8."""
 
@@ -242,7 +242,7 @@ def exp_and_sum(typingctx: Any, values: Any, count: Any, shift: Any) -> Any:
     return types.float32(types.int64, types.int64, types.float32), codegen
 
 
-@_in_ir
+@in_ir
 def gate(typingctx: Any, gates: Any, ups: Any, out: Any, count: Any) -> Any:
     """gate(gates, ups, out, count): out = gates * sigmoid(gates) * ups; float32, count a multiple of 8."""
 
@@ -263,7 +263,7 @@ def gate(typingctx: Any, gates: Any, ups: Any, out: Any, count: Any) -> Any:
     return types.void(*[types.int64] * 4), codegen
 
 
-@_in_ir
+@in_ir
 def sum_of_squares(typingctx: Any, values: Any, count: Any) -> Any:
     """sum_of_squares(values, count): float32, count a multiple of 8."""
 
@@ -278,7 +278,7 @@ def sum_of_squares(typingctx: Any, values: Any, count: Any) -> Any:
     return types.float32(types.int64, types.int64), codegen
 
 
-@_in_ir
+@in_ir
 def scale_by(typingctx: Any, values: Any, weights: Any, out: Any, count: Any, factor: Any) -> Any:
     """scale_by(values, weights, out, count, factor): out = weights * (values * factor); float32, count a multiple of 8."""
 
@@ -297,7 +297,7 @@ def scale_by(typingctx: Any, values: Any, weights: Any, out: Any, count: Any, fa
     return types.void(*[types.int64] * 4, types.float32), codegen
 
 
-@_in_ir
+@in_ir
 def rotate(typingctx: Any, values: Any, cos: Any, sin: Any, half: Any) -> Any:
     """rotate(values, cos, sin, half): in place, the pairs (values[i], values[i + half]) turned by the angles whose cosines and sines
     are cos[i] and sin[i]; float32, half a multiple of 8."""
@@ -321,7 +321,7 @@ def rotate(typingctx: Any, values: Any, cos: Any, sin: Any, half: Any) -> Any:
     return types.void(*[types.int64] * 4), codegen
 
 
-@_in_ir
+@in_ir
 def exp_one(typingctx: Any, x: Any) -> Any:
     """exp_one(x) -> e**x for x <= 0, by the same arithmetic as exp_and_sum."""
 
@@ -335,7 +335,7 @@ def make_mix(vectors: int) -> Any:
     """mix(p, v, v_stride, tokens, out, keep): out[d] = out[d] * keep + sum over t of p[t] * v[t, d], in the order of t, for
     8 * `vectors` values of d; all float32."""
 
-    @_in_ir
+    @in_ir
     def mix(typingctx: Any, p: Any, v: Any, v_stride: Any, tokens: Any, out: Any, keep: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             p_, v_, v_stride_, tokens_, out_, keep_ = arguments
@@ -344,7 +344,7 @@ def make_mix(vectors: int) -> Any:
             at = [builder.add(out_, _i64(i * LANES * 4)) for i in range(vectors)]
 
             def body(t: Any, sums: list[Any]) -> list[Any]:
-                weight = _splat(builder, builder.load(_pointer(builder, builder.add(p_, _bytes(builder, t, 4)), F32), align=4))
+                weight = _splat(builder, builder.load(pointer(builder, builder.add(p_, _bytes(builder, t, 4)), F32), align=4))
                 row = builder.add(v_, builder.mul(t, v_step))
                 return [
                     _call(builder, "llvm.fma", weight, _load(builder, builder.add(row, _i64(i * LANES * 4))), sums[i])
@@ -361,7 +361,7 @@ def make_mix(vectors: int) -> Any:
     return mix
 
 
-@_in_ir
+@in_ir
 def widen(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
     """widen(source, target, count): bf16 to float32; count a multiple of 8."""
 
@@ -379,7 +379,7 @@ def widen(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
-@_in_ir
+@in_ir
 def prefetch(typingctx: Any, address: Any, count: Any) -> Any:
     """Start bringing `count` bytes (a multiple of 64) into the cache."""
 
@@ -402,92 +402,37 @@ def prefetch(typingctx: Any, address: Any, count: Any) -> Any:
     return types.void(types.int64, types.int64), codegen
 
 
-@_in_ir
+@in_ir
 def load_f32(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_pointer(builder, arguments[0], F32), align=4)
+        return builder.load(pointer(builder, arguments[0], F32), align=4)
 
     return types.float32(types.int64), codegen
 
 
-@_in_ir
+@in_ir
 def load_f32_bits(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.zext(builder.load(_pointer(builder, arguments[0], I32), align=4), I64)
+        return builder.zext(builder.load(pointer(builder, arguments[0], I32), align=4), I64)
 
     return types.int64(types.int64), codegen
 
 
-@_in_ir
+@in_ir
 def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(arguments[1], _pointer(builder, arguments[0], F32), align=4)
+        builder.store(arguments[1], pointer(builder, arguments[0], F32), align=4)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.float32), codegen
 
 
-@_in_ir
+@in_ir
 def store_u16(typingctx: Any, address: Any, value: Any) -> Any:
     """The low 16 bits of `value`."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(builder.trunc(arguments[1], I16), _pointer(builder, arguments[0], I16), align=2)
+        builder.store(builder.trunc(arguments[1], I16), pointer(builder, arguments[0], I16), align=2)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), codegen
-
-
-# Between the threads of a team.
-
-
-@_in_ir
-def atomic_load(typingctx: Any, address: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load_atomic(_pointer(builder, arguments[0], I64), ordering="acquire", align=8)
-
-    return types.int64(types.int64), codegen
-
-
-@_in_ir
-def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store_atomic(arguments[1], _pointer(builder, arguments[0], I64), ordering="release", align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
-@_in_ir
-def atomic_add(typingctx: Any, address: Any, value: Any) -> Any:
-    """Returns the value before."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.atomic_rmw("add", _pointer(builder, arguments[0], I64), arguments[1], ordering="acq_rel")
-
-    return types.int64(types.int64, types.int64), codegen
-
-
-@_in_ir
-def atomic_swap_if(typingctx: Any, address: Any, expected: Any, value: Any) -> Any:
-    """Store `value` if `expected` is there; True when it was."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pair = builder.cmpxchg(_pointer(builder, arguments[0], I64), arguments[1], arguments[2], "acq_rel", "acquire")
-        return builder.extract_value(pair, 1)
-
-    return types.boolean(types.int64, types.int64, types.int64), codegen
-
-
-@_in_ir
-def yield_core(typingctx: Any) -> Any:
-    """sched_yield: let another thread of this core run, if there is one."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kind = ir.FunctionType(I32, [])
-        known = builder.module.globals.get("sched_yield")
-        function = known if known is not None else ir.Function(builder.module, kind, "sched_yield")
-        builder.call(function, [])
-        return context.get_dummy_value()
-
-    return types.void(), codegen

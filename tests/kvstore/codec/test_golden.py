@@ -1,6 +1,7 @@
-"""Payloads of format version 1 as files. They must be read as the same numbers for ever, and written as the same bytes.
+"""Payloads of format versions 1 and 2, and calibration tables, as files.
 
-When a change of format or arithmetic is meant: raise VERSION, keep the reader of version 1, and add files of the new version.
+They must be read as the same numbers for ever, and written as the same bytes. When a change of format or arithmetic is meant: add
+a version, keep the readers of the old ones, and add files of the new one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvstore.codec import BlockCodec, Rung, read_header
+from kvstore.codec.klt_tables import load_tables
 from kvstore.core.layout import Layout
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -33,6 +35,11 @@ DIGESTS = {
     "int4-0": "ccc7234e955f0c9aa06c0514f09f77dc1b9463465f40780e3b58f5b06f4ffc3f",
     "int4-16": "d321697839dd0b85860611a28e22a5652925a16ceb27459685b6c6481caad952",
     "lossless-16": "67d75a56d66d04570dd6f0b4f3ad07851d38e9b1fcffd41924f7bda67f705af2",
+}
+
+KLT_DIGESTS = {
+    0: "ebf952105a1b6b38707ffb1b8f23f6ad64503d0b4c4aa36a0909690d8c96398c",
+    16: "0b1c012fe286a85997930f9edead9a2ef70802a70950370a940b67c0c5d59c66",
 }
 
 
@@ -59,6 +66,20 @@ def test_the_same_block_is_written_as_the_golden_bytes(name: str) -> None:
 
 def test_the_golden_lossless_payload_went_through_the_entropy_stage() -> None:
     assert read_header((GOLDEN / "block-v1-lossless-16.bin").read_bytes()).packed == 1
+
+
+@pytest.mark.parametrize("start_position", [0, 16])
+def test_golden_tables_write_and_read_the_golden_payloads_of_rung_klt(start_position: int) -> None:
+    tables = load_tables(GOLDEN / "tables-v1.klt")
+    codec = BlockCodec(LAYOUT, model_digest=MODEL, rung=Rung.KLT, entropy=False, calibration=tables, step=3)
+    golden = (GOLDEN / f"block-v2-klt-{start_position}.bin").read_bytes()
+    block = block_of(LAYOUT)
+    assert codec.encode_canonical(block, start_position=start_position) == golden
+    out = np.empty_like(block)
+    header = codec.decode_into(golden, out)
+    assert (header.version, header.step, header.calibration) == (2, 3, tables.digest)
+    assert (out == block).all()
+    assert hashlib.sha256(out.tobytes()).hexdigest() == KLT_DIGESTS[start_position]
 
 
 def large() -> Layout:

@@ -223,6 +223,18 @@ def test_a_block_that_never_proved_itself_is_not_written_to_the_ssd(ssd_node: Ca
     assert tiers(node, space, once, twice) == [(Tier.HOST,), (Tier.HOST, Tier.SSD)]
 
 
+def test_the_same_tokens_of_another_tenant_are_a_miss_in_every_tier(ssd_node: Callable, chain: Callable, space) -> None:
+    node, blocks = ssd_node(2), chain(2)
+    node.put(*blocks)
+    node.finish_io()
+    node.put(*chain(2, start=70))
+    node.finish_io()
+    assert tiers(node, space, *blocks) == [(Tier.SSD,)] * 2
+    for other in (space._replace(namespace="other"), space._replace(layout=b"M" * 32)):
+        assert node.present(*blocks, space=other) == (False, False)
+        assert node.acquire(*blocks, space=other).lease_id == 0
+
+
 # --- delete ---------------------------------------------------------------------------------------------------------------------------
 
 

@@ -32,9 +32,10 @@ def test_a_taken_port_is_refused_with_the_servers_own_words(redis_server: Embedd
         EmbeddedRedis(port=redis_server.port).start()
 
 
-def test_it_dies_with_its_parent() -> None:
+def test_it_dies_with_its_parent_and_leaves_no_file(tmp_path: Path) -> None:
     program = "from kvstore.registry import EmbeddedRedis; s = EmbeddedRedis(); s.start(); print(s.pid, flush=True); input()"
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True)
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=environment)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     parent.kill()
@@ -43,6 +44,7 @@ def test_it_dies_with_its_parent() -> None:
     while _runs(pid):
         assert time.monotonic() < deadline, "the server outlived its parent"
         time.sleep(0.01)
+    assert list(tmp_path.iterdir()) == []
 
 
 def _runs(pid: int) -> bool:

@@ -1,0 +1,208 @@
+"""The klt rung: blocks to quantized coefficients of a calibrated transform and back, the same integers on every machine.
+
+Keys are un-rotated by their positions, then K and V of a group of layers are one vector each. Errors count by a metric (keys: by the
+queries that read them, values: by their output projection). In it the basis is orthonormal, so one step for all coefficients is
+reverse water-filling: the entropy coder spends bits where the variance is, and no bit allocation is needed.
+
+How a matrix product gives the same bits everywhere: its factors are integers, and small enough for every partial sum to be exact in
+the float type at hand; then neither the order of the sums, nor fused operations, nor the number of threads can matter. Decoding
+multiplies coefficients by 12-bit basis entries in float32 while the sums stay below 2**24, else in float64. Encoding multiplies 22-bit
+dual coordinates by the same basis in float64. What surrounds the products is elementwise float32 in a stated order.
+
+    u = rint(dual(x - mean) * 2**DUAL_BITS)        dual: klt_rotation.py
+    y = u @ basis.T                                  the coefficients at step 1, times 2**DUAL_BITS
+    q = sign(y) * floor(|y| / (step * 2**DUAL_BITS) + ROUNDING)
+    x = (q @ basis) * (scale * step) + mean
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from kvstore.codec import klt_kernels, klt_rotation
+from kvstore.codec.klt_tables import BASIS_LIMIT, KltTables
+from kvstore.errors import CodecFailure, CorruptPayload
+
+ROUNDING = 0.42
+"""Below one half: a deadzone. With it the mean of what becomes q lies close to q, so decoding needs no offset."""
+
+_EXACT_IN_FLOAT32 = float(1 << 24)
+_USED = np.dtype("<u2")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Section:
+    """What one kind (K or V) of a block needs, made from the tables once."""
+
+    parts: np.ndarray
+    """int64 [groups + 1]: first row of each part."""
+    magnitudes: np.ndarray
+    weights: np.ndarray
+    starts: np.ndarray
+    frequencies: np.ndarray
+    shifts: np.ndarray
+    slots: np.ndarray
+    bases: tuple[np.ndarray, ...]
+    """float32 [components, width] of integers."""
+    columns: tuple[int, ...]
+    """First dimension of each group, and the end."""
+
+    def means(self, step: int) -> np.ndarray:
+        """int64 [rows]: the mean magnitude at `step` in 1/MEAN_ONE, at least 1."""
+        means = np.rint(self.magnitudes.astype(np.float64) * klt_kernels.MEAN_ONE / step)
+        return np.clip(means, 1, klt_kernels.MAX_MEAN).astype(np.int64)
+
+
+class KltTransform:
+    """Coefficients and bytes of the blocks that `tables` were made for. Safe to share between threads."""
+
+    def __init__(self, tables: KltTables) -> None:
+        self.tables = tables
+        self._sections = (_section(tables, 0), _section(tables, 1))
+        self._wide: tuple[tuple[np.ndarray, ...], ...] | None = None
+        self._lock = threading.Lock()
+
+    def coefficients(self, block: np.ndarray, *, start_position: int, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """int16 [components, tokens] of K and of V, of a finite float32 block [layers, 2, heads, tokens, head_dim].
+
+        Raises CodecFailure (out_of_range) for numbers so large that a coefficient would not fit.
+        """
+        duals = klt_rotation.duals(block, self.tables, start_position=start_position)
+        if np.abs(duals).max() > klt_rotation.MAX_DUAL:
+            raise CodecFailure("rung klt takes numbers like those it was calibrated with; these are too large", reason="out_of_range")
+        kinds = []
+        for kind, (section, bases) in enumerate(zip(self._sections, self._wide_bases(), strict=True)):
+            rows = []
+            for group, basis in enumerate(bases):
+                part = duals[kind, :, section.columns[group] : section.columns[group + 1]]
+                rows.append(_quantized(basis @ part.T, step))
+            kinds.append(np.concatenate(rows))
+        return kinds[0], kinds[1]
+
+    def write(self, coefficients: tuple[np.ndarray, np.ndarray], *, step: int) -> tuple[bytes, bytes]:
+        """The sections K and V of a payload. Deterministic. Section: rows used of each part (u16), then the words of the stream."""
+        first, second = (self._write(section, rows, step) for section, rows in zip(self._sections, coefficients, strict=True))
+        return first, second
+
+    def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """For K and V: float32 [used components, tokens] of integers, one array a part. Raises CorruptPayload otherwise."""
+        first, second = (self._read(section, data, tokens, step) for section, data in zip(self._sections, sections, strict=True))
+        return first, second
+
+    def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """What `read` would give for these coefficients once written."""
+        first, second = (
+            [rows[start:stop][: _used_rows(rows[start:stop])].astype(np.float32) for start, stop in pairwise(section.parts)]
+            for section, rows in zip(self._sections, coefficients, strict=True)
+        )
+        return first, second
+
+    def block(self, parts: tuple[list[np.ndarray], list[np.ndarray]], *, start_position: int, step: int) -> np.ndarray:
+        """The float32 block [layers, 2, heads, tokens, head_dim] of the coefficients that `read` gives."""
+        tokens = parts[0][0].shape[1]
+        products = np.empty((2, tokens, self.tables.dimensions), np.float32)
+        for kind, (section, arrays) in enumerate(zip(self._sections, parts, strict=True)):
+            for group, (basis, rows) in enumerate(zip(section.bases, arrays, strict=True)):
+                products[kind, :, section.columns[group] : section.columns[group + 1]] = _exact_product(rows, basis[: len(rows)])
+        return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
+
+    def _write(self, section: _Section, rows: np.ndarray, step: int) -> bytes:
+        bounds = section.parts
+        used = np.array([_used_rows(rows[first:stop]) for first, stop in pairwise(bounds)], np.int64)
+        words = np.empty(rows.size * 4 + 64, np.uint16)
+        start = klt_kernels.write_stream(
+            rows, bounds, used, section.means(step), section.weights, section.starts, section.frequencies, section.shifts, words
+        )
+        assert start >= 0, "eight bytes hold any coefficient"
+        return used.astype(_USED).tobytes() + words[start:].astype("<u2", copy=False).tobytes()
+
+    def _read(self, section: _Section, data: memoryview, tokens: int, step: int) -> list[np.ndarray]:
+        groups = len(section.bases)
+        if len(data) < 2 * groups or len(data) % 2:
+            raise CorruptPayload(f"a section of klt coefficients cannot have {len(data)} bytes")
+        words = np.frombuffer(data, "<u2")
+        used = words[:groups].astype(np.int64)
+        if (used > np.diff(section.parts)).any():
+            raise CorruptPayload("a section of klt coefficients uses more components than there are")
+        first = np.concatenate([[0], np.cumsum(used)])
+        rows = np.empty((int(first[-1]), tokens), np.float32)
+        means = section.means(step)
+        kept = np.concatenate([means[start : start + count] for start, count in zip(section.parts, used, strict=False)])
+        fine = klt_kernels.read_stream(
+            words[groups:].astype(np.uint16, copy=False),
+            first,
+            used,
+            kept,
+            section.weights,
+            section.starts,
+            section.frequencies,
+            section.shifts,
+            section.slots,
+            rows,
+        )
+        if not fine:
+            raise CorruptPayload("a section of klt coefficients is no whole stream")
+        return [rows[start:stop] for start, stop in pairwise(first)]
+
+    def _wide_bases(self) -> tuple[tuple[np.ndarray, ...], ...]:
+        """The bases in float64; only who encodes needs them."""
+        with self._lock:
+            if self._wide is None:
+                self._wide = tuple(tuple(basis.astype(np.float64) for basis in section.bases) for section in self._sections)
+            return self._wide
+
+
+def stepped_down(coefficients: np.ndarray, factor: int) -> np.ndarray:
+    """Coefficients at `factor` times their step, from the integers alone: what was already rounded to 0 stays 0."""
+    magnitude = np.abs(coefficients.astype(np.int32))
+    down = (magnitude * 100 + int(ROUNDING * 100) * factor) // (100 * factor)
+    signed: np.ndarray = np.sign(coefficients) * down
+    return signed.astype(np.int16)
+
+
+def _section(tables: KltTables, kind: int) -> _Section:
+    bases = tables.bases[kind]
+    rows = [len(basis) for basis in bases]
+    before = sum(len(basis) for basis in tables.bases[0]) if kind else 0
+    frequencies = np.ascontiguousarray(tables.frequencies[kind], np.int64)
+    starts = np.cumsum(frequencies, axis=1) - frequencies
+    slots = np.stack([np.repeat(np.arange(klt_kernels.SYMBOLS, dtype=np.uint8), row) for row in frequencies])
+    widths = [basis.shape[1] for basis in bases]
+    return _Section(
+        parts=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
+        magnitudes=np.array(tables.magnitudes[before : before + sum(rows)]),
+        weights=np.array(tables.weights[kind], np.int64),
+        starts=starts,
+        frequencies=frequencies,
+        shifts=np.array(tables.shifts[kind], np.int64),
+        slots=slots,
+        bases=tuple(basis.astype(np.float32) for basis in bases),
+        columns=tuple(int(end) for end in np.concatenate([[0], np.cumsum(widths)])),
+    )
+
+
+def _quantized(wide: np.ndarray, step: int) -> np.ndarray:
+    magnitude = np.floor(np.abs(wide) / float(step << klt_rotation.DUAL_BITS) + ROUNDING)
+    if magnitude.max(initial=0.0) > klt_kernels.MAX_MAGNITUDE:
+        raise CodecFailure("rung klt takes numbers like those it was calibrated with; these are too large", reason="out_of_range")
+    signed: np.ndarray = np.copysign(magnitude, wide)
+    return signed.astype(np.int16)
+
+
+def _used_rows(rows: np.ndarray) -> int:
+    """Rows up to the last one that is not all zero."""
+    live = np.flatnonzero(rows.any(axis=1))
+    return int(live[-1]) + 1 if live.size else 0
+
+
+def _exact_product(rows: np.ndarray, basis: np.ndarray) -> np.ndarray:
+    """float32 [tokens, width]: rows.T @ basis, of integers, rounded once where it passes 2**24."""
+    if np.abs(rows).sum(axis=0, dtype=np.float64).max(initial=0.0) * BASIS_LIMIT < _EXACT_IN_FLOAT32:
+        narrow: np.ndarray = rows.T @ basis
+        return narrow
+    wide: np.ndarray = rows.T.astype(np.float64) @ basis.astype(np.float64)
+    return wide.astype(np.float32)
