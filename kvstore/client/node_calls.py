@@ -85,7 +85,7 @@ class NodeCalls:
     async def call(self, node_id: NodeId, ask: Callable[[StoreStub], Awaitable[Answer]]) -> Answer:
         """`ask` the node. Raises LarderError; CircuitOpen without having sent anything."""
         peer = await self._trusted_peer(node_id)
-        return await self._counted(node_id, ask(StoreStub(self._channels.get(peer.address))))
+        return await self._counted(node_id, ask(await self._transport.stub(peer)))
 
     async def write(self, node_id: NodeId, writes: Sequence[PayloadWrite]) -> frozenset[WriteToken]:
         peer = await self._trusted_peer(node_id)

@@ -17,11 +17,13 @@ from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
 from kvstore.core.extent import Tier
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
 from kvstore.node.config import NodeConfig
+from kvstore.node.local_control import LocalControl
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_stream import payloads_of
 from kvstore.tiers.host import HostArena
+from kvstore.transport.control_frames import MAX_CONTROL_BYTES
 from kvstore.transport.frames import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -74,6 +76,7 @@ class DataConnection:
         self._arena = arena
         self._tickets = tickets
         self._metrics = metrics
+        self._control = LocalControl(node, config=config, metrics=metrics, tickets=tickets)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._number = 0
         self._is_lifeline = False
@@ -119,6 +122,8 @@ class DataConnection:
                 await self._write(header, *await self._body(header, head))
             case FrameKind.ARENA if self._door is DoorKind.LOCAL:
                 await self._hand_over_arena(header)
+            case FrameKind.ACQUIRE | FrameKind.RESERVE | FrameKind.COMMIT | FrameKind.RELEASE if self._door is DoorKind.LOCAL:
+                await self._control_request(header)
             case _:
                 raise BadFrame("garbage", f"{header.kind.name} is no request at this door")
         return True
@@ -224,7 +229,16 @@ class DataConnection:
         if unfinished:
             self._node.feed(ReservationsAbandoned(write_tokens=unfinished))
 
-    # -- shared memory
+    # -- the same machine
+
+    async def _control_request(self, header: Header) -> None:
+        if header.length > MAX_CONTROL_BYTES:
+            raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_CONTROL_BYTES}")
+        body = bytearray(header.length)
+        await self._stream.receive([memoryview(body)], idle=REST_OF_REQUEST)
+        answer = await self._control.answer(header.kind, bytes(body))
+        if answer is not None:
+            await self._stream.send([Header(FrameKind.ANSWER, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
 
     async def _hand_over_arena(self, header: Header) -> None:
         if header.length:

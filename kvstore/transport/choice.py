@@ -74,6 +74,12 @@ class AutoTransport:
         """What is, or would be, used with this node. Raises Unavailable when nothing that is allowed answers."""
         return (await self._chosen_for(peer)).choice
 
+    async def stub(self, peer: Peer) -> StoreStub:
+        try:
+            return await (await self._chosen_for(peer)).transport.stub(peer)
+        except LarderError:
+            return await self._grpc.stub(peer)
+
     async def arena(self, peer: Peer) -> MappedArena | None:
         try:
             chosen = await self._chosen_for(peer)
@@ -175,7 +181,7 @@ class AutoTransport:
                 except BaseException:
                     pool.close()
                     raise
-                transport = ShmTransport(StreamTransport(pool), arena, lifeline)
+                transport = ShmTransport(pool, self._channels, arena, lifeline)
                 return transport, f"same machine, {'writes in place' if arena.writable else 'read-only'}"
             case TransportKind.TCP:
                 host = peer.address.rpartition(":")[0].strip("[]")
@@ -183,6 +189,6 @@ class AutoTransport:
                 pool = StreamPool(door, peer.boot_id)
                 async with pool.connection(timeout=DIAL_TIMEOUT):
                     pass
-                return StreamTransport(pool), f"port {greeting.data_port} greets"
+                return StreamTransport(pool, self._channels), f"port {greeting.data_port} greets"
             case TransportKind.GRPC:
                 return self._grpc, "always there"

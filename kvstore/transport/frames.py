@@ -8,6 +8,7 @@ noticed before its length is believed. Both sides speak one version; another one
     client  WRITE     body: write request, proof; then the payloads    -> WRITTEN, body: refused write tokens
     client  ARENA                                                      -> ARENA with the descriptors (Unix socket only)
     client  PLACED    body: write request, proof                       -> WRITTEN (the payloads were put into the mapped arena)
+    client  ACQUIRE, RESERVE, COMMIT, RELEASE (Unix socket only, control_frames.py) -> ANSWER with the body; RELEASE has none
 """
 
 from __future__ import annotations
@@ -47,6 +48,11 @@ class FrameKind(IntEnum):
     WRITTEN = 5
     ARENA = 6
     PLACED = 7
+    ACQUIRE = 8
+    RESERVE = 9
+    COMMIT = 10
+    RELEASE = 11
+    ANSWER = 12
 
 
 class BadFrame(InvalidRequest):

@@ -33,6 +33,9 @@ class GrpcTransport:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
+    async def stub(self, peer: Peer) -> StoreStub:
+        return StoreStub(self._channels.get(peer.address))
+
     async def arena(self, peer: Peer) -> MappedArena | None:
         return None
 

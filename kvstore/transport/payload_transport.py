@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, WriteToken
+from kvstore.rpc.store_stub import StoreStub
 from kvstore.transport.ticket import NO_TICKET, Ticket
 from kvstore.units import Nanos
 
@@ -72,6 +73,10 @@ class MappedArena(Protocol):
 
 
 class PayloadTransport(Protocol):
+    async def stub(self, peer: Peer) -> StoreStub:
+        """The node's control plane by the shortest way that goes with this transport. Never raises for a peer."""
+        ...
+
     async def arena(self, peer: Peer) -> MappedArena | None:
         """The node's host arena, mapped here; None when this transport, or this node, offers none. Never raises for a peer."""
         ...

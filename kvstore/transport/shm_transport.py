@@ -10,7 +10,10 @@ from collections.abc import AsyncGenerator, Sequence
 
 from kvstore.errors import Unavailable
 from kvstore.ids import KeySpace, LeaseId, WriteToken
+from kvstore.rpc.channel import ChannelPool
+from kvstore.rpc.store_stub import StoreStub
 from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
+from kvstore.transport.local_stub import LocalStub
 from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
 from kvstore.transport.shared_arena import SharedArena
 from kvstore.transport.stream import Stream, StreamCut
@@ -33,8 +36,10 @@ class ShmTransport:
     dead node is kept. Then `write` and `arena` fail or give nothing until another ShmTransport is made.
     """
 
-    def __init__(self, streams: StreamTransport, arena: SharedArena, lifeline: Stream) -> None:
-        self._streams = streams
+    def __init__(self, pool: StreamPool, channels: ChannelPool, arena: SharedArena, lifeline: Stream) -> None:
+        self._pool = pool
+        self._channels = channels
+        self._streams = StreamTransport(pool, channels)
         self._arena: SharedArena | None = arena
         self._lifeline = lifeline
         asyncio.get_running_loop().add_reader(lifeline.sock, self._lifeline_moved)
@@ -49,6 +54,10 @@ class ShmTransport:
     def _mapped(self) -> SharedArena | None:
         self._lifeline_moved()  # the loop may not have come to it yet
         return self._arena
+
+    async def stub(self, peer: Peer) -> StoreStub:
+        channel = self._channels.get(peer.address)
+        return StoreStub(channel) if self._mapped() is None else LocalStub(channel, self._pool)
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         return self._mapped()

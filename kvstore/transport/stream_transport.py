@@ -12,7 +12,8 @@ from contextlib import aclosing
 
 from kvstore.errors import Unavailable
 from kvstore.ids import KeySpace, LeaseId, WriteToken
-from kvstore.rpc.store_stub import DeadlinePassed
+from kvstore.rpc.channel import ChannelPool
+from kvstore.rpc.store_stub import DeadlinePassed, StoreStub
 from kvstore.transport.frames import (
     HEADER_BYTES,
     MAX_WRITTEN_BYTES,
@@ -35,8 +36,12 @@ from kvstore.units import Nanos, to_milliseconds, to_seconds
 class StreamTransport:
     """A PayloadTransport to one node, through one door of it."""
 
-    def __init__(self, pool: StreamPool) -> None:
+    def __init__(self, pool: StreamPool, channels: ChannelPool) -> None:
         self._pool = pool
+        self._channels = channels
+
+    async def stub(self, peer: Peer) -> StoreStub:
+        return StoreStub(self._channels.get(peer.address))
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         return None
