@@ -57,7 +57,8 @@ class PutReport:
     unreachable, timeout, circuit_open, refused, bad_checksum, no_replica, ..."""
 
 
-def _owned() -> bool:
+def owned() -> bool:
+    """Of a payload whose memory is its reader's."""
     return True
 
 
@@ -72,6 +73,6 @@ class ReadBlock:
     """Which replica it came from; None with the payload."""
     reason: str
     """"ok", or why the last replica asked could not give it."""
-    still_good: Callable[[], bool] = _owned
+    still_good: Callable[[], bool] = owned
     """Asked after the last use of a payload that was read in place: False when its lease ended meanwhile, and it may be another's by now.
     True for every other payload."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from kvstore.client import metrics
-from kvstore.client.answers import ReadBlock
+from kvstore.client.answers import ReadBlock, owned
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
@@ -25,6 +25,7 @@ from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
 from kvstore.transport.shm_transport import INLINE_COPY_BYTES
 
+_hits = metrics.read_outcomes.labels("hit", "ok")
 _LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
 
 
@@ -126,27 +127,34 @@ class PrefixRead:
         arena = await self._nodes.arena(held.node_id) if any(block.copy.arena_offset is not None for block in batch) else None
         if arena is None:
             return [], list(batch)
-        failed: list[_Wanted] = []
+        mapped: list[tuple[_Wanted, memoryview]] = []
         others: list[_Wanted] = []
         for block in batch:
-            copy = block.copy
-            found = None if copy.arena_offset is None else arena.view(copy.arena_offset, copy.payload_bytes)
+            offset = block.copy.arena_offset
+            found = None if offset is None else arena.view(offset, block.copy.payload_bytes)
             if found is None:
                 others.append(block)
-                continue
-            await self._budget.take(copy.payload_bytes)
-            good, payload = await self._take_mapped(found, copy.checksum)
-            if good and held.lasts(self._clock.now()):
-                arrived = ReadBlock(block.index, payload, copy.tier, held.node_id, "ok")
-                self._arrive(replace(arrived, still_good=partial(self._still_good, held)) if self._in_place else arrived)
-                continue
-            await self._budget.give_back(copy.payload_bytes)
-            failed.append(block)
-            if good or not held.lasts(self._clock.now()):
-                block.reason = ReadOutcome.NOT_LEASED.value
             else:
-                block.reason = "bad_checksum"
-                self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
+                mapped.append((block, found))
+        size = sum(len(found) for _, found in mapped)
+        await self._budget.take(size)
+        failed: list[_Wanted] = []
+        still_good = partial(self._still_good, held) if self._in_place else owned
+        try:
+            for block, found in mapped:
+                copy = block.copy
+                good, payload = await self._take_mapped(found, copy.checksum)
+                lasts = held.lasts(self._clock.now())
+                if good and lasts:
+                    size -= len(found)
+                    self._arrive(ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", still_good))
+                    continue
+                failed.append(block)
+                block.reason = "bad_checksum" if lasts else ReadOutcome.NOT_LEASED.value
+                if lasts:
+                    self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
+        finally:
+            await self._budget.give_back(size)
         return failed, others
 
     async def _take_mapped(self, found: memoryview, checksum: int) -> tuple[bool, memoryview]:
@@ -159,6 +167,8 @@ class PrefixRead:
                 payload[:] = found
             return not self._config.verify_mapped or payload_checksum(payload) == checksum, payload
 
+        if self._in_place and not self._config.verify_mapped:
+            return True, found
         return take() if len(found) <= INLINE_COPY_BYTES else await asyncio.to_thread(take)
 
     def _still_good(self, held: HeldLease) -> bool:
@@ -225,7 +235,10 @@ class PrefixRead:
                 group.create_task(self._fall_over(_all_failed(missing, "not_found")))
 
     def _arrive(self, block: ReadBlock) -> None:
-        metrics.read_outcomes.labels("miss" if block.payload is None else "hit", block.reason).inc()
+        if block.payload is not None:
+            _hits.inc()
+        else:
+            metrics.read_outcomes.labels("miss", block.reason).inc()
         self.arrived.put_nowait(block)
 
 

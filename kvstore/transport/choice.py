@@ -181,7 +181,7 @@ class AutoTransport:
                 except BaseException:
                     pool.close()
                     raise
-                transport = ShmTransport(pool, self._channels, arena, lifeline)
+                transport = ShmTransport(pool, self._channels, peer.address, arena, lifeline)
                 return transport, f"same machine, {'writes in place' if arena.writable else 'read-only'}"
             case TransportKind.TCP:
                 host = peer.address.rpartition(":")[0].strip("[]")

@@ -36,9 +36,8 @@ class ShmTransport:
     dead node is kept. Then `write` and `arena` fail or give nothing until another ShmTransport is made.
     """
 
-    def __init__(self, pool: StreamPool, channels: ChannelPool, arena: SharedArena, lifeline: Stream) -> None:
-        self._pool = pool
-        self._channels = channels
+    def __init__(self, pool: StreamPool, channels: ChannelPool, address: str, arena: SharedArena, lifeline: Stream) -> None:
+        self._stub = LocalStub(channels.get(address), pool)
         self._streams = StreamTransport(pool, channels)
         self._arena: SharedArena | None = arena
         self._lifeline = lifeline
@@ -56,8 +55,7 @@ class ShmTransport:
         return self._arena
 
     async def stub(self, peer: Peer) -> StoreStub:
-        channel = self._channels.get(peer.address)
-        return StoreStub(channel) if self._mapped() is None else LocalStub(channel, self._pool)
+        return self._stub if self._mapped() is not None else await self._streams.stub(peer)
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         return self._mapped()
