@@ -7,7 +7,8 @@ SHELL := /bin/bash
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.larder-ready
-SEED ?= 1
+SEED ?=
+SEEDS ?=
 ARGS ?=
 
 # Downloads nothing at run time; a proxy of the machine must not stand between loopback processes.
@@ -24,7 +25,7 @@ help:
 	@echo "make up      the same cluster, kept until Ctrl-C"
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
-	@echo "make sim     the simulated cluster           (SEED=$(SEED))"
+	@echo "make sim     the simulated cluster           (SEED=17 for one, SEEDS=5000 for more)"
 	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"
@@ -52,7 +53,7 @@ format: $(READY)
 	@$(PY) -m ruff format .
 
 sim: $(READY)
-	@$(PY) -m pytest tests/sim --seed=$(SEED) $(ARGS)
+	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(ARGS)
 
 # Takes about four minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
 bench: $(READY)

@@ -27,7 +27,7 @@ from decode_node.gateway.api import (
 from decode_node.gateway.envelope import CLIENT_GONE, Envelope
 from decode_node.gateway.failures import HttpFailure
 from decode_node.gateway.replies import ChatFormat, CompletionFormat, ReplyFormat, event_data
-from decode_node.gateway.responses import Outlet, WorkResponse
+from decode_node.gateway.responses import Outlet, PartingResponse, WorkResponse
 from decode_node.gateway.service import GatewayService
 from kvstore.errors import LarderError
 from kvstore.ids import Namespace
@@ -245,9 +245,10 @@ def _digest(key: str) -> bytes:
 
 
 def _failure_response(failure: HttpFailure) -> JSONResponse:
-    # The body may not have been read: the connection cannot be used for another request then.
+    # The body was not read to its end: the connection cannot be used for another request then.
     close = {"connection": "close"} if failure.status in (408, 413) else {}
-    return JSONResponse(failure.body, status_code=failure.status, headers={**failure.headers, **close})
+    response_class = PartingResponse if failure.status == 413 else JSONResponse
+    return response_class(failure.body, status_code=failure.status, headers={**failure.headers, **close})
 
 
 async def _on_http_failure(_: Request, error: Exception) -> Response:

@@ -20,7 +20,8 @@ class LimitsConfig:
     default_max_tokens: int = 4096
     """Longest answer when the request names no max_tokens, as far as the context allows."""
     failures_in_a_row: int = 6
-    """Decode nodes that may fail one session, without a token between, before the client is told."""
+    """Decode nodes that may fail one session, without a token between, before the client is told; a stream that has begun tries on for
+    timeouts.no_node."""
     affinity_entries: int = 65_536
     """Block hashes remembered to find the decode node that served a prefix."""
 
@@ -33,7 +34,7 @@ class LimitsConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeoutsConfig:
     head: Nanos = seconds(15)
-    """A new connection sends its whole request head within this time."""
+    """A request's head arrives within this time from its first byte, the first one's from the start of the connection."""
     body: Nanos = seconds(30)
     """The request body arrives within this time."""
     send: Nanos = seconds(60)
@@ -49,7 +50,7 @@ class TimeoutsConfig:
     prefill_stall: Nanos = seconds(10)
     """A prefill without progress for this long, beyond its predicted end, is given up."""
     no_node: Nanos = seconds(10)
-    """A stream that has begun waits this long for a decode node to appear."""
+    """A stream that has begun waits this long for a decode node to appear, or for failed ones to come back."""
     probe: Nanos = seconds(1)
     """The store's answer how much of the prompt it holds comes within this time, or counts as nothing."""
     poll: Nanos = seconds(1)

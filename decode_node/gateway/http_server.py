@@ -52,21 +52,41 @@ class _Server(uvicorn.Server):
 
 def _protocol(head_timeout: Nanos) -> type[H11Protocol]:
     class HeadBoundProtocol(H11Protocol):
-        """Closes a connection whose first request head does not come in time; uvicorn itself waits for ever."""
+        """Closes a connection whose request head does not come in time; uvicorn itself waits for ever once a byte has come."""
 
         _head_timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self._head_timer = self.loop.call_later(to_seconds(head_timeout), self._head_is_late)
+            self._start_head_timer()
 
-        def _head_is_late(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
-                self.transport.close()
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if not self._awaits_head:
+                self._stop_head_timer()
+            elif self._head_timer is None:
+                self._start_head_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_head_timer()
+            super().connection_lost(exc)
+
+        @property
+        def _awaits_head(self) -> bool:
+            """Also while the unread rest of an answered request's body still comes."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def _start_head_timer(self) -> None:
+            self._head_timer = self.loop.call_later(to_seconds(head_timeout), self._head_is_late)
+
+        def _stop_head_timer(self) -> None:
             if self._head_timer is not None:
                 self._head_timer.cancel()
-            super().connection_lost(exc)
+                self._head_timer = None
+
+        def _head_is_late(self) -> None:
+            self._head_timer = None
+            if self._awaits_head and not self.transport.is_closing():
+                self.transport.close()
 
     return HeadBoundProtocol

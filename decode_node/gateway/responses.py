@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from decode_node.gateway.failures import HttpFailure
@@ -103,6 +103,27 @@ class WorkResponse(Response):
                 await outlet.failure(HttpFailure.of(error))
         except ClientGone as gone:
             logger.info("a client is gone: %s", gone)
+
+
+class PartingResponse(JSONResponse):
+    """To a client that still sends what nobody will read: the rest is taken and dropped for a moment after the answer.
+
+    A socket that is closed over unread bytes resets its connection, and the client may lose the answer before it has read it.
+    """
+
+    _LINGER_S = 2.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        if b"expect" not in dict(scope["headers"]):  # a client that waits for "100 Continue" sends nothing after this answer
+            try:
+                async with asyncio.timeout(self._LINGER_S):
+                    while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                        pass
+            except TimeoutError:
+                pass
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _disconnected(receive: Receive) -> None:

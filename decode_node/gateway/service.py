@@ -20,7 +20,7 @@ from decode_node.gateway.nodes import Sampling
 from decode_node.gateway.prefill import PrefillStage
 from decode_node.gateway.router import PrefixAffinity
 from decode_node.gateway.sessions import Session, SessionLimits, SessionRequest, SessionTable
-from decode_node.gateway.tokenization import Tokenizer
+from decode_node.gateway.tokenization import TextTooLong, Tokenizer, encode_within
 from decode_node.gateway.watched_stream import StreamPatience
 from kvstore.clock import Clock
 from kvstore.core.chain import chain_of, root_hash
@@ -123,35 +123,43 @@ class GatewayService:
             raise HttpFailure(404, message, param="model", code="model_not_found")
 
     async def tokenize(self, request: Prompt, *, namespace: Namespace) -> TokenizedPrompt:
-        """Runs in a thread: a long prompt holds up nobody. Raises HttpFailure for an empty prompt, or ids the model does not have."""
+        """Runs in a thread: a long prompt holds up nobody. Raises HttpFailure for a prompt that is empty, too long, or has ids the model
+        does not have."""
         served = self.fleet.served
         if served is None:
             raise Unavailable("no decode node has answered yet, so the model's layout is not known; try again later")
         return await asyncio.to_thread(self._tokenize, request, namespace, served)
 
     def _tokenize(self, request: Prompt, namespace: Namespace, served: ServedModel) -> TokenizedPrompt:
-        if isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
-            token_ids = request.prompt
-            if any(not 0 <= token_id < self._tokenizer.vocab_size for token_id in token_ids):
-                raise HttpFailure.bad_request(f"prompt: token ids are in [0, {self._tokenizer.vocab_size})", param="prompt")
-        elif isinstance(request, ChatCompletionRequest) or request.prompt is None:
-            assert request.messages is not None
-            token_ids = self._tokenizer.apply_chat_template(template_messages(request.messages))
-        else:
-            assert isinstance(request.prompt, str)
-            token_ids = self._tokenizer.encode(request.prompt)
+        token_ids = self._token_ids(request, served.max_positions)
         if not token_ids:
             raise HttpFailure.bad_request("the prompt is empty; give at least one token", param="prompt")
+        if not isinstance(request, TokenizeRequest) and len(token_ids) >= served.max_positions:
+            raise _prompt_too_long(request, limit=served.max_positions, has=str(len(token_ids)))
         root = root_hash(namespace=namespace, model_digest=served.identity.model_digest, layout=served.identity.layout)
         return TokenizedPrompt(token_ids=token_ids, chain=chain_of(token_ids, block_tokens=served.block_tokens, root=root), served=served)
+
+    def _token_ids(self, request: Prompt, limit: int) -> list[int]:
+        """Raises HttpFailure for ids the model does not have, and for a text far beyond `limit`, the model's context."""
+        if isinstance(request, CompletionRequest) and isinstance(request.prompt, list):
+            if any(not 0 <= token_id < self._tokenizer.vocab_size for token_id in request.prompt):
+                raise HttpFailure.bad_request(f"prompt: token ids are in [0, {self._tokenizer.vocab_size})", param="prompt")
+            return request.prompt
+        try:
+            if isinstance(request, ChatCompletionRequest) or request.prompt is None:
+                assert request.messages is not None
+                if len(request.messages) > limit:
+                    raise TextTooLong  # a message has a token at least; a template takes its time for many of them
+                text = self._tokenizer.render_chat(template_messages(request.messages))
+                return encode_within(self._tokenizer, text, limit=limit, add_special_tokens=False)
+            assert isinstance(request.prompt, str)
+            return encode_within(self._tokenizer, request.prompt, limit=limit)
+        except TextTooLong:
+            raise _prompt_too_long(request, limit=limit, has="far more") from None
 
     def _longest_answer(self, request: CompletionRequest | ChatCompletionRequest, prompt: TokenizedPrompt) -> int:
         """Tokens the answer may have. Raises HttpFailure when the context has no room for them."""
         limit, used = prompt.served.max_positions, len(prompt.token_ids)
-        param = "messages" if isinstance(request, ChatCompletionRequest) else "prompt"
-        if used >= limit:
-            message = f"this model's context has {limit} tokens, prompt and answer together; the prompt alone has {used}"
-            raise HttpFailure.bad_request(message, param=param, code="context_length_exceeded")
         if request.longest_answer is None:
             return min(limit - used, self.config.limits.default_max_tokens)
         if used + request.longest_answer > limit:
@@ -159,7 +167,7 @@ class GatewayService:
                 f"this model's context has {limit} tokens; {used + request.longest_answer} were asked for "
                 f"({used} in the prompt, {request.longest_answer} for the answer): shorten one of them"
             )
-            raise HttpFailure.bad_request(message, param=param, code="context_length_exceeded")
+            raise HttpFailure.bad_request(message, param=_prompt_field(request), code="context_length_exceeded")
         return request.longest_answer
 
     async def _prepare(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> Preparation:
@@ -189,6 +197,15 @@ class GatewayService:
         except (TimeoutError, LarderError) as error:
             logger.warning("the store did not say what it holds: %s", error or "too late")
             return 0
+
+
+def _prompt_field(request: Prompt) -> str:
+    return "messages" if isinstance(request, ChatCompletionRequest) or request.prompt is None else "prompt"
+
+
+def _prompt_too_long(request: Prompt, *, limit: int, has: str) -> HttpFailure:
+    message = f"this model's context has {limit} tokens, prompt and answer together; the prompt alone has {has}"
+    return HttpFailure.bad_request(message, param=_prompt_field(request), code="context_length_exceeded")
 
 
 def _sampling(request: CompletionRequest | ChatCompletionRequest) -> Sampling:

@@ -121,7 +121,7 @@ class Session:
                     self._note_failure(node, failure)
                     if self._ended_without_its_node():
                         break
-                    if failures >= self._limits.failures_in_a_row:
+                    if failures >= self._limits.failures_in_a_row and not self._has_time_to_go_on():
                         raise self._gave_up(failures, failure) from None
                     await self._pause_if_all_failed(failed, failures)
         finally:
@@ -218,6 +218,12 @@ class Session:
         if len(self.transcript.generated_token_ids) >= self.request.max_tokens:
             self.finish_reason = FinishReason.LENGTH
         return self.finish_reason is not None
+
+    def _has_time_to_go_on(self) -> bool:
+        """A client that has read half an answer cannot ask again: nodes that died are given the time to come back that `no_node` gives to
+        one that is not even listed. Until Redis calls a dead node dead, it is a candidate, and six refused connections take 3 s."""
+        last_token_at = self.story.last_token_at
+        return last_token_at is not None and self._clock.now() - last_token_at < self._limits.no_node
 
     async def _pause_if_all_failed(self, failed: Sequence[NodeId], failures: int) -> None:
         """Going back to a node that has just failed, give it time to come back; another one is asked at once."""

@@ -12,19 +12,22 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from kvstore.admin import bench as benchmark
-from kvstore.admin import commands, demo, local_commands, render
+from kvstore.admin import commands, demo, local_commands, quality_commands, quality_plot, render
 from kvstore.admin.bench_plan import Measurement
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
+from kvstore.admin.quality_commands import default_cache_dir
 from kvstore.admin.saved_cluster import default_state_folder
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
@@ -50,6 +53,10 @@ ApiKeyOption = Annotated[str | None, typer.Option("--api-key", envvar="LARDER_AP
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 ModelOption = Annotated[str, typer.Option(envvar="LARDER_MODEL", help='"default", a Hugging Face folder or a .gguf file.')]
 StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Where a local cluster keeps its files.")]
+
+ModelArgument = Annotated[str, typer.Argument(help='"default", a Hugging Face folder or a .gguf file.')]
+TextsArgument = Annotated[list[Path], typer.Argument(help="UTF-8 text files.")]
+ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of the model.")]
 
 Result = TypeVar("Result")
 
@@ -180,6 +187,53 @@ def bench(
     _show({"rows": [row.as_record() for row in rows]}, as_json, render.bench_table(rows))
 
 
+@app.command()
+def calibrate(
+    model: ModelArgument,
+    texts: TextsArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    windows: Annotated[int, typer.Option(min=1, help="Stretches of 2,048 tokens to learn from.")] = 48,
+    group_layers: Annotated[int, typer.Option(min=1, help="Layers that share a transform: more are better and slower.")] = 10,
+    threads: ThreadsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the tables of rung klt for a model from texts like those it will serve."""
+    options = {"windows": windows, "group_layers": group_layers, "threads": threads}
+    with _progress() as advance:
+        record = quality_commands.calibrate(
+            model, texts, output, cache_dir=cache_dir_from_environment() or default_cache_dir(), options=options, progress=advance
+        )
+    _show(record, as_json, f"{record['file']}: {render.size_text(record['bytes'])}, digest {record['digest']}")
+
+
+@app.command()
+def codec_report(
+    model: ModelArgument,
+    texts: TextsArgument,
+    calibration: Annotated[Path | None, typer.Option(help="Tables of `kvctl calibrate`; without them rung klt is left out.")] = None,
+    rung: Annotated[list[str] | None, typer.Option(help="A rung to judge, klt with its step: klt:4. Repeat it for more.")] = None,
+    scored_tokens: Annotated[int, typer.Option(min=1, help="Over all texts.")] = quality_commands.SCORED_TOKENS,
+    plot: Annotated[Path | None, typer.Option(help="Write a rate-distortion plot here (.png, .svg, .pdf).")] = None,
+    threads: ThreadsOption = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """What each rung costs in bits, quality and time, on texts that calibration did not see."""
+    options = {"scored_tokens": scored_tokens, "threads": threads}
+    with _progress() as advance:
+        record = quality_commands.codec_report(
+            model,
+            texts,
+            calibration=calibration,
+            rungs=rung or (),
+            cache_dir=cache_dir_from_environment() or default_cache_dir(),
+            options=options,
+            progress=advance,
+        )
+    if plot is not None:
+        quality_plot.write_plot(record["rows"], plot)
+    _show(record, as_json, render.codec_table(record))
+
+
 @app.command("demo")
 def demo_command(
     model: ModelOption = "default",
@@ -300,6 +354,20 @@ def _show(record: Mapping[str, Any], as_json: bool, *parts: str | Table) -> None
 
 def _tell(text: str) -> None:
     _err.print(text, style="dim", soft_wrap=True)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr for each thing that is counted."""
+    with Progress(console=_err) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+            bars.update(tasks[what], completed=done)
+
+        yield advance
 
 
 def _text(argument: str) -> str:

@@ -205,3 +205,26 @@ def _outcome(act: Mapping[str, Any]) -> str:
 def _origins(act: Mapping[str, Any]) -> str:
     names = {"pool": "the node's own pool", "host": "store memory", "ssd": "store SSD"}
     return "from " + (" and ".join(names[tier] for tier in act["tokens_from"] if tier in names) or "nowhere")
+
+
+def codec_table(record: Mapping[str, Any]) -> Table:
+    title = f"{record['model']}: {record['scored_tokens']} tokens scored, perplexity {record['perplexity']:.3f} on unencoded KV"
+    headers = ["rung", "bits", "KL (95 %)", "perplexity (95 %)", "top-1", "first divergence", "retrieval", "encode GB/s", "decode GB/s"]
+    rows = []
+    for row in record["rows"]:
+        low, high = row["kl_interval"]
+        less, more = row["perplexity_change_interval"]
+        rows.append(
+            [
+                row["rung"],
+                f"{row['bits']:.3f}",
+                f"{row['kl']:.5f} ({low:.5f} to {high:.5f})",
+                f"{row['perplexity_change']:+.2%} ({less:+.2%} to {more:+.2%})",
+                f"{row['top1_agreement']:.4f}",
+                " ".join(str(tokens) for tokens in row["first_greedy_divergence"]),
+                f"{row['retrieval']:.0%} of {record['retrieval']:.0%}",
+                f"{row['encode_gb_s']:.3f}",
+                f"{row['decode_gb_s']:.3f}",
+            ]
+        )
+    return table(title, headers, rows)

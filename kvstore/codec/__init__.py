@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from kvstore.codec.block_codec import BlockCodec
     from kvstore.codec.block_format import BlockHeader, Rung, read_header
     from kvstore.codec.checksum import payload_checksum
-    from kvstore.codec.compilation import warm_up
+    from kvstore.codec.compilation import compiling_alone, warm_up
 
-__all__ = ["BlockCodec", "BlockHeader", "Rung", "payload_checksum", "read_header", "warm_up"]
+__all__ = ["BlockCodec", "BlockHeader", "Rung", "compiling_alone", "payload_checksum", "read_header", "warm_up"]
 
 _HOMES = {
     "BlockCodec": "block_codec",
@@ -22,6 +22,7 @@ _HOMES = {
     "Rung": "block_format",
     "payload_checksum": "checksum",
     "read_header": "block_format",
+    "compiling_alone": "compilation",
     "warm_up": "compilation",
 }
 

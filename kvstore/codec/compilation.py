@@ -27,7 +27,7 @@ def warm_up(*codecs: BlockCodec) -> None:
     this process. When several processes start at once, one compiles and the others wait for it, 60 s at most, instead of
     compiling the same beside it.
     """
-    with _alone_on_this_machine():
+    with compiling_alone(kernels.__file__):
         for left in reversed(range(_COMPILED_FORMS + 1)):
             try:
                 _run_every_kernel(codecs)
@@ -50,9 +50,12 @@ def _run_every_kernel(codecs: Sequence[BlockCodec]) -> None:
 
 
 @contextmanager
-def _alone_on_this_machine() -> Iterator[None]:
-    """A lock on the kernels' source, which needs no right to write and leaves no file; where there is none, as if it were held."""
-    with open(kernels.__file__, "rb") as source:
+def compiling_alone(source_file: str) -> Iterator[None]:
+    """Of the processes that come here with the same kernels, one goes on and fills numba's cache; the others wait for it, 60 s at most.
+
+    A lock on the kernels' source, which needs no right to write and leaves no file; where there is none, as if it were held.
+    """
+    with open(source_file, "rb") as source:
         give_up = time.monotonic() + _MAX_WAIT_SECONDS
         while time.monotonic() < give_up:
             try:

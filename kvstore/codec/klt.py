@@ -27,8 +27,12 @@ from kvstore.codec import klt_kernels, klt_rotation
 from kvstore.codec.klt_tables import BASIS_LIMIT, KltTables
 from kvstore.errors import CodecFailure, CorruptPayload
 
-ROUNDING = 0.42
-"""Below one half: a deadzone. With it the mean of what becomes q lies close to q, so decoding needs no offset."""
+ROUNDING = 0.40
+"""Below one half: a deadzone. With it the mean of what becomes q lies close to q, so decoding needs no offset. A writer's choice."""
+
+WEAKEST = 0.40
+"""Components whose mean magnitude is below this many steps are not coded: the bits they cost buy more elsewhere (LOG.md), and what is
+not coded need not be multiplied. A writer's choice."""
 
 _EXACT_IN_FLOAT32 = float(1 << 24)
 _USED = np.dtype("<u2")
@@ -50,6 +54,11 @@ class _Section:
     """float32 [components, width] of integers."""
     columns: tuple[int, ...]
     """First dimension of each group, and the end."""
+
+    def live(self, part: int, step: int) -> int:
+        """How many components of a part are worth coding at `step`: strongest first, so the others are the last."""
+        magnitudes = self.magnitudes[self.parts[part] : self.parts[part + 1]]
+        return int(np.searchsorted(-magnitudes, -WEAKEST * step, side="right"))
 
     def means(self, step: int) -> np.ndarray:
         """int64 [rows]: the mean magnitude at `step` in 1/MEAN_ONE, at least 1."""
@@ -79,7 +88,9 @@ class KltTransform:
             rows = []
             for group, basis in enumerate(bases):
                 part = duals[kind, :, section.columns[group] : section.columns[group + 1]]
-                rows.append(_quantized(basis @ part.T, step))
+                live = section.live(group, step)
+                rows.append(_quantized(basis[:live] @ part.T, step))
+                rows.append(np.zeros((len(basis) - live, part.shape[0]), np.int16))
             kinds.append(np.concatenate(rows))
         return kinds[0], kinds[1]
 
@@ -109,6 +120,12 @@ class KltTransform:
             for group, (basis, rows) in enumerate(zip(section.bases, arrays, strict=True)):
                 products[kind, :, section.columns[group] : section.columns[group + 1]] = _exact_product(rows, basis[: len(rows)])
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
+
+    def count_symbols(self, block: np.ndarray, histograms: list[np.ndarray], *, start_position: int, step: int) -> None:
+        """Adds the magnitudes of a block, by class, to those of K and of V: what `klt_fit.fitted_frequencies` takes."""
+        coefficients = self.coefficients(block, start_position=start_position, step=step)
+        for section, rows, histogram in zip(self._sections, coefficients, histograms, strict=True):
+            klt_kernels.classify(rows, section.parts, np.diff(section.parts), section.means(step), section.weights, histogram)
 
     def _write(self, section: _Section, rows: np.ndarray, step: int) -> bytes:
         bounds = section.parts

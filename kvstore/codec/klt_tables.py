@@ -204,4 +204,7 @@ def _problem(tables: KltTables) -> str | None:
         return "weights must be 0 to 4096"
     if (tables.magnitudes < 0).any() or (tables.magnitudes > MAX_MEAN).any():
         return f"magnitudes must be 0 to {MAX_MEAN}"
+    ends = np.cumsum([len(basis) for bases in tables.bases for basis in bases])
+    if any((np.diff(part) > 0).any() for part in np.split(tables.magnitudes, ends[:-1])):
+        return "the magnitudes of a part must not grow"
     return None

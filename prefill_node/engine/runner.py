@@ -10,6 +10,8 @@ import numpy as np
 import torch
 
 import prefill_node.model.offline  # noqa: F401  before torch
+from kvstore.codec import compiling_alone
+from prefill_node.engine import kernels
 from prefill_node.engine.attention import Attention, GatheredAttention, plug_into
 from prefill_node.engine.batch import Batch, make_batch
 from prefill_node.engine.kernel_attention import KernelAttention
@@ -37,7 +39,8 @@ class Runner:
         if can_pack(model.module, model.layout, device=model.device):
             self._team = Team(threads)
             pack(model.module, model.layout, self._team)
-            KernelAttention.compile(pool, self._team)
+            with compiling_alone(kernels.__file__):
+                KernelAttention.compile(pool, self._team)
         self._tile = 1 if self._team else ROW_TILE
 
     @property

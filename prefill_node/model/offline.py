@@ -2,11 +2,13 @@
 
 Offline: a node never asks the network for a model. OpenMP: the processes of one host share its cores, so a waiting thread of
 one of them must sleep and not spin (a spinning team of two slowed small matrix products 100-fold with a busy neighbour).
+Compiler cache: torch makes its folder on import, though nothing is compiled here; one that exists already leaves none behind.
 """
 
 from __future__ import annotations
 
 import os
+import tempfile
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TRANSFORMERS_OFFLINE"] = "1"
@@ -15,3 +17,4 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.gettempdir())

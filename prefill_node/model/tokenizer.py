@@ -50,17 +50,14 @@ class Tokenizer:
         return None if found is None else int(found)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """The text of the conversation in the model's own format. Raises InvalidRequest when the template refuses it."""
+        """The text of the conversation in the model's own format, special tokens included: encode it without adding any. Raises
+        InvalidRequest when the template refuses it."""
         if self._template is None:
             raise InvalidRequest("this model has no chat template; use /v1/completions")
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special)
         except (TemplateError, TypeError, KeyError) as error:
             raise InvalidRequest(f"the chat template refused the messages: {error}") from None
-
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
-        """Token ids of `render_chat`; the template writes the special tokens, so none are added."""
-        return self.encode(self.render_chat(messages, add_generation_prompt=add_generation_prompt), add_special_tokens=False)
 
 
 def load_tokenizer(path: Path) -> Tokenizer:

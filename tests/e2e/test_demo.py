@@ -15,7 +15,8 @@ import pytest
 @pytest.mark.timeout(600)
 def test_the_five_acts_show_what_they_are_meant_to_show(cache_dir: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "LARDER_CACHE_DIR": str(cache_dir), "TMPDIR": str(tmp_path)}
-    environment.pop("OMP_NUM_THREADS", None)
+    for set_by_other_tests in ("OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR"):
+        environment.pop(set_by_other_tests, None)
     done = subprocess.run(
         [sys.executable, "-m", "kvstore.admin.kvctl", "demo", "--json"],
         capture_output=True,

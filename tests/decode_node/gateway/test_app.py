@@ -227,6 +227,60 @@ def test_a_body_beyond_the_limit_is_413_announced_or_not(serving) -> None:
     serving(scenario, limits={"body": 1000})
 
 
+def test_a_client_that_sends_a_huge_body_before_it_reads_still_gets_its_413(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", kitchen.port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (8 << 20))
+            writer.write(b"x" * (8 << 20))
+            await writer.drain()
+            answer = await asyncio.wait_for(reader.read(), 5)
+            assert b" 413 " in answer.splitlines()[0]
+            assert b"request_too_large" in answer
+            writer.close()
+
+    serving(scenario, limits={"body": 1000})
+
+
+def test_a_prompt_far_beyond_the_context_is_refused_before_it_is_tokenized_whole(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for path, body in (
+            ("/v1/completions", {"model": "oracle", "prompt": "x" * (4 << 20)}),
+            ("/v1/chat/completions", {"model": "oracle", "messages": [{"role": "user", "content": "x"}] * 30_000}),
+            ("/tokenize", {"prompt": "x" * (4 << 20)}),
+        ):
+            response = await asyncio.wait_for(kitchen.http.post(path, json=body), 5)
+            assert response.status_code == 400, path
+            assert response.json()["error"]["code"] == "context_length_exceeded"
+            assert "512 tokens" in response.json()["error"]["message"]
+
+    serving(scenario)
+
+
+def test_a_later_request_head_that_drips_in_is_cut_off_too(serving) -> None:
+    async def scenario(kitchen) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", kitchen.port)
+        writer.write(b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        await reader.readuntil(b"}")
+        writer.write(b"GET /health/live HTTP/1.1\r\n")
+
+        async def drip() -> None:
+            while True:
+                writer.write(b"x-slow: 1\r\n")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(drip())
+        try:
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        except ConnectionError:
+            pass  # the drop that came after the end
+        finally:
+            dripping.cancel()
+            writer.close()
+
+    serving(scenario)
+
+
 def test_half_a_request_ends_by_itself(serving) -> None:
     async def scenario(kitchen) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", kitchen.port)

@@ -15,7 +15,7 @@ import pytest
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.errors import CorruptPayload, InvalidRequest, Overloaded, Unavailable
 from kvstore.ids import BootId, NodeId
-from kvstore.units import milliseconds
+from kvstore.units import milliseconds, seconds
 
 
 def used_node(kitchen, usage):
@@ -273,6 +273,31 @@ def test_a_single_node_that_comes_back_goes_on_with_its_own_stream(serving) -> N
     serving(scenario, decode_nodes=1)
 
 
+def test_a_stream_whose_nodes_are_all_dead_waits_for_one_to_come_back(serving) -> None:
+    async def scenario(kitchen) -> None:
+        (node,) = kitchen.decode
+        deaths = []
+
+        def die(node) -> None:
+            deaths.append(asyncio.ensure_future(node.kill()))
+
+        break_at(kitchen, 8, die)
+        node.token_pause_s = 0.005
+        answer = asyncio.ensure_future(streamed(kitchen))
+        await kitchen.until(lambda: sum_of_failovers(kitchen) >= 5, "more failures in a row than a new request is given")
+        await asyncio.gather(*deaths)
+        await node.restart()
+        text, _, _, usage = await answer
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["failovers"] >= 5
+
+    serving(scenario, decode_nodes=1, limits={"failures_in_a_row": 2}, timeouts={"no_node": seconds(20)})
+
+
+def sum_of_failovers(kitchen) -> float:
+    return sum(kitchen.counted("larder_failovers_total", reason=reason) for reason in ("error", "silent", "incomplete"))
+
+
 def test_a_request_that_no_node_can_serve_ends_with_503_after_bounded_attempts(serving) -> None:
     async def scenario(kitchen) -> None:
         for node in kitchen.decode:
@@ -298,7 +323,7 @@ def test_a_stream_that_cannot_go_on_ends_with_an_error_event(serving) -> None:
         shown = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in lines[:-2])
         assert shown == kitchen.expected_text("tell me", 1, 5)
 
-    serving(scenario, limits={"failures_in_a_row": 2})
+    serving(scenario, limits={"failures_in_a_row": 2}, timeouts={"no_node": milliseconds(200)})
 
 
 def test_a_busy_node_passes_the_request_on_and_all_busy_is_429(serving) -> None:

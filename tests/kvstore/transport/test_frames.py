@@ -40,6 +40,7 @@ from kvstore.units import Nanos, milliseconds, seconds
 SPACE = KeySpace(Namespace("acme/ünïcode"), LayoutFingerprint(b"L" * 32))
 HASHES = tuple(BlockHash(bytes([number]) * 32) for number in range(3))
 REFS = tuple(BlockRef(digest, BlockHash(b"p" * 32), StripeId(HASHES[0]), number) for number, digest in enumerate(HASHES))
+COPIES = (AcquiredCopy(9, 1 << 63, Tier.HOST, 0), None, AcquiredCopy(9, 5, Tier.SSD, None))
 TICKET = Ticket(seconds(5), b"s" * 32)
 
 BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -106,3 +109,10 @@ def test_all_end_tokens_of_the_generation_config_count(copied):
     folder = copied()
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
     assert load_model(folder).eos_token_ids == {2, 7}
+
+
+def test_loading_a_model_leaves_no_file_in_the_temporary_folder(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    program = "import prefill_node.model.offline; import transformers.masking_utils"
+    subprocess.run([sys.executable, "-c", program], env={**environment, "TMPDIR": str(tmp_path)}, check=True)
+    assert list(tmp_path.iterdir()) == []
