@@ -33,7 +33,7 @@ class IncomingPayloads:
     def close(self, token: WriteToken) -> None:
         self._open.pop(token, None)
 
-    def take(self, token: WriteToken, offset: int, data: bytes) -> bool:
+    def take(self, token: WriteToken, offset: int, data: bytes | memoryview) -> bool:
         """Puts one chunk in place. False (and nothing written) when the token is not open, the chunk is out of order, or it runs past
         the reserved size. A payload may be sent again from offset 0."""
         incoming = self._open.get(token)

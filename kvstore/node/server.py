@@ -34,6 +34,7 @@ from kvstore.rpc.server import bind, make_server
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.ssd import SsdRegions
 from kvstore.tiers.tier import Tier
+from kvstore.transport import AutoTransport
 from kvstore.transport.shared_arena import machine_identity
 from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Bytes, Nanos, to_milliseconds
@@ -112,6 +113,7 @@ class NodeServer:
             self._node = Node(self._state, host=self.host, ssd=self._ssd, config=self.config, clock=self._clock, on_note=self._metrics.note)
             self._server = make_server()
             self._channels = ChannelPool()
+            self._transport = AutoTransport(self._channels)
             self.port = bind(self._server, host=self.config.host, port=self.config.port)
             self._doors = DataDoors(
                 self._node,
@@ -142,6 +144,7 @@ class NodeServer:
         await self._doors.stop()
         await self._node.stop()
         self.member_state = MemberState.LEFT
+        await self._transport.close()
         await self._channels.close()
         self._tiers.close()
 
@@ -180,4 +183,6 @@ class NodeServer:
         )
 
     def _make_repair(self) -> Repair:
-        return Repair(self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels)
+        return Repair(
+            self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels, transport=self._transport
+        )
