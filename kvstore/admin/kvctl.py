@@ -349,11 +349,12 @@ def _show(record: Mapping[str, Any], as_json: bool, *parts: str | Table) -> None
         print(json.dumps(record), flush=True)
         return
     for part in parts:
-        _out.print(part)
+        # A line of text is for copying: a command that was broken at the terminal's width is another command.
+        _out.print(part, soft_wrap=isinstance(part, str), markup=False)
 
 
 def _tell(text: str) -> None:
-    _err.print(text, style="dim", soft_wrap=True)
+    _err.print(text, style="dim", soft_wrap=True, markup=False)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +19,7 @@ import httpx
 
 from kvstore.admin import saved_cluster
 from kvstore.admin.local_cluster import START_TIMEOUT, STOP_TIMEOUT, ClusterPlan, LocalCluster
-from kvstore.admin.local_process import ProcessFailed
+from kvstore.admin.local_process import ProcessFailed, wait_until_ready
 from kvstore.admin.saved_cluster import SavedProcess
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.units import seconds, to_seconds
@@ -129,18 +129,32 @@ def status(folder: Path) -> Record:
 
 
 def _supervise(cluster: LocalCluster, tell: Tell) -> None:
-    recent: deque[float] = deque()
+    """Start again what ended, all of it at once: several may be killed together, or killed again while they start.
+
+    Raises ProcessFailed after RESTARTS_IN_A_MINUTE of one process, or when one runs but does not become ready.
+    """
+    restarts: defaultdict[str, deque[float]] = defaultdict(deque)
     while True:
-        ended = [process for process in cluster.processes.values() if process.exit_code is not None]
-        for process in ended:
-            now = time.monotonic()
+        for process in cluster.processes.values():
+            if process.exit_code is None:
+                continue
+            now, recent = time.monotonic(), restarts[process.name]
             while recent and recent[0] < now - 60:
                 recent.popleft()
             if len(recent) >= RESTARTS_IN_A_MINUTE:
                 raise ProcessFailed(f"gave up after {RESTARTS_IN_A_MINUTE} restarts in a minute; {process.failure()}")
             recent.append(now)
             tell(f"{process.name} ended with {process.exit_code}; starting it again")
-            cluster.restart(process.name)
+            process.start()
+        starting = [process for process in cluster.processes.values() if not process.ready]
+        if starting:
+            try:
+                wait_until_ready(starting, timeout=START_TIMEOUT)
+            except ProcessFailed as failed:
+                if all(process.exit_code is None for process in starting):
+                    raise
+                tell(str(failed))
+                continue
             _save(cluster)
         time.sleep(0.25)
 

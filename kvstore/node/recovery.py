@@ -38,6 +38,8 @@ def recover(regions: SsdRegions, medium: Tier) -> tuple[RegionsRecovered, Recove
         eyes = _RegionEyes(medium, number, regions.region_bytes)
         region = recover_region(eyes.read, eyes.is_intact, region=number, region_bytes=regions.region_bytes)
         report.torn_records += eyes.torn_records
+        if eyes.faults > 1:
+            logger.warning("recovery of region %d: %d more places could not be read", number, eyes.faults - 1)
         if region is not None:
             found.append(region)
             report.records += len(region.records)
@@ -53,6 +55,8 @@ class _RegionEyes:
 
     def __init__(self, medium: Tier, region: int, region_bytes: int) -> None:
         self.torn_records = 0
+        self.faults = 0
+        """Reads that failed. The first one is logged: a file cut short has 16,384 of them."""
         self._medium = medium
         self._region = region
         self._region_bytes = region_bytes
@@ -81,6 +85,8 @@ class _RegionEyes:
         try:
             self._medium.read_into(self._region, offset, out)
         except TierFailure as failure:
-            logger.warning("recovery of region %d: %s", self._region, failure)
+            if not self.faults:
+                logger.warning("recovery of region %d: %s", self._region, failure)
+            self.faults += 1
             return out[:0]
         return out

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import listening_socket
@@ -39,6 +40,19 @@ _OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
 )
 assert MAX_BATCH_ITEMS * 256 < MAX_MESSAGE_BYTES
+
+
+def one_line_for_garbage(record: logging.LogRecord) -> bool:
+    """A logging filter: a message that is no protobuf is its sender's fault, so it gets a line and not the traceback of a bug."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, DecodeError):
+        record.msg, record.args = "refused a message that cannot be parsed: %s", (error,)
+        record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+        record.exc_info = None
+    return True
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(one_line_for_garbage)
 
 
 def make_server() -> Any:

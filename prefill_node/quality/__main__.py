@@ -23,8 +23,7 @@ import torch  # noqa: E402
 import prefill_node.model.offline  # noqa: E402, F401  before transformers
 from kvstore.codec import BlockCodec, Rung, warm_up  # noqa: E402
 from kvstore.codec.block_codec import DEFAULT_STEP  # noqa: E402
-from kvstore.codec.klt_tables import KltTables, load_tables, save_tables  # noqa: E402
-from kvstore.core.layout import Layout  # noqa: E402
+from kvstore.codec.klt_tables import load_tables, save_tables  # noqa: E402
 from kvstore.errors import ConfigError, LarderError  # noqa: E402
 from prefill_node.model.load import load_model  # noqa: E402
 from prefill_node.model.resolve import resolve_model  # noqa: E402
@@ -87,21 +86,26 @@ def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = _plan(ReportPlan, arguments)
     calibration = load_tables(arguments.calibration) if arguments.calibration else None
+    rungs = {name: _rung(name) for name in arguments.rungs.split(",")}
+    if calibration is None and any(rung is Rung.KLT for rung, _ in rungs.values()):
+        raise ConfigError("rung klt needs calibration tables: make them with `kvctl calibrate`")
     probe, tokenizer = _opened(arguments)
     layout = dataclasses.replace(probe.model.layout, dtype="bfloat16", block_tokens=arguments.block_tokens)
-    codecs = {name: _codec(name, layout, probe.model.model_digest, calibration) for name in arguments.rungs.split(",")}
+    codecs = {
+        name: BlockCodec(layout, model_digest=probe.model.model_digest, rung=rung, calibration=calibration, step=step)
+        for name, (rung, step) in rungs.items()
+    }
     warm_up(*codecs.values())
     texts = {path.stem: _tokens(tokenizer, path) for path in arguments.texts}
     return report(probe, tokenizer, texts, codecs, plan, _progress, lambda rows: _say({"rows": rows}))
 
 
-def _codec(name: str, layout: Layout, model_digest: bytes, calibration: KltTables | None) -> BlockCodec:
+def _rung(name: str) -> tuple[Rung, int]:
     """`int8`, or `klt:4` for rung klt at step 4."""
     rung, _, step = name.partition(":")
     if rung not in list(Rung) or (step and not step.isdecimal()):
         raise ConfigError(f"rungs are {', '.join(Rung)}, klt with a step such as klt:4; not {name!r}")
-    quality = int(step) if step else DEFAULT_STEP
-    return BlockCodec(layout, model_digest=model_digest, rung=Rung(rung), calibration=calibration, step=quality)
+    return Rung(rung), int(step) if step else DEFAULT_STEP
 
 
 def _opened(arguments: argparse.Namespace) -> tuple[Probe, Tokenizer]:

@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_up_serves_until_down_and_then_nothing_is_left(tiny_model: Path, tmp_pat
     assert kvctl("status", state=state, code=1) == {"running": False, "processes": []}
 
 
-def test_a_killed_process_is_started_again_and_a_killed_supervisor_takes_all_with_it(tiny_model: Path, tmp_path: Path) -> None:
+def test_processes_killed_together_are_started_again_and_a_killed_supervisor_takes_all_with_it(tiny_model: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     supervisor = subprocess.Popen(
         command("up", "--foreground", f"--model={tiny_model}", *SMALL, state=state),
@@ -66,11 +67,16 @@ def test_a_killed_process_is_started_again_and_a_killed_supervisor_takes_all_wit
         json.loads(supervisor.stdout.readline())
         saved = saved_cluster.load(state)
         assert saved is not None
-        store = next(process for process in saved.processes if process.name == "store-1")
-        os.kill(store.pid, 9)
-        while "store-1 ended with -9; starting it again" not in supervisor.stderr.readline():
-            pass
-        watched = [os.pidfd_open(process.pid) for process in saved.processes if process.name != "store-1"]
+        killed = {process.name: process.pid for process in saved.processes if process.name in ("store-1", "decode-1")}
+        for pid in killed.values():
+            os.kill(pid, 9)
+        while any(process.pid == killed.get(process.name) for process in saved.processes):
+            assert supervisor.poll() is None, supervisor.stderr.read()
+            time.sleep(0.05)
+            saved = saved_cluster.load(state)
+            assert saved is not None
+        assert all(saved_cluster.started_at(process.pid) is not None for process in saved.processes)
+        watched = [os.pidfd_open(process.pid) for process in saved.processes]
     finally:
         supervisor.kill()
         supervisor.communicate()

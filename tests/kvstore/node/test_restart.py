@@ -1,6 +1,7 @@
 """What a node finds again, in this process; with kill -9 of a real one in test_process.py."""
 
 import asyncio
+import os
 
 import pytest
 
@@ -99,6 +100,24 @@ def test_a_folder_full_of_garbage_is_taken_for_free_room(serving, chain, node_co
             assert await client.get(chain("a", 40)) == 40
 
     asyncio.run(scenario())
+
+
+def test_a_region_file_cut_short_gives_what_is_left_and_two_lines_in_the_log(serving, chain, node_config, caplog):
+    async def scenario():
+        refs = chain("a", 20)
+        async with serving(ssd=True) as (server, client):
+            await client.store(refs)
+        file = next(file for file in node_config(ssd=True).ssd_path.glob("region-*") if any(file.read_bytes()[:ALIGNMENT]))
+        os.truncate(file, file.stat().st_size // 2)
+        caplog.clear()
+        async with serving(ssd=True) as (server, client):
+            assert 10 <= server.recovery.records < 20
+            assert await client.get(refs) >= 10
+            await client.store(refs)
+            assert await client.get(refs) == 20
+
+    asyncio.run(scenario())
+    assert len([record for record in caplog.records if "recovery of region" in record.getMessage()]) <= 2
 
 
 def test_another_format_version_is_refused_and_not_touched(serving, chain, node_config):

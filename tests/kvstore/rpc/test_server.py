@@ -74,6 +74,20 @@ def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
     assert with_server(scenario) == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
+def test_a_message_that_is_no_protobuf_is_refused_with_one_line_in_the_log(caplog):
+    async def scenario(stub, port):
+        channel = open_channel(f"127.0.0.1:{port}")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await channel.unary_unary("/kvpb.v1.StoreService/Reserve")(b"\xff\xff\xff\xff\x07")
+        await channel.close()
+        await stub.Reserve(store_pb2.ReserveRequest())
+
+    with_server(scenario)
+    (record,) = [record for record in caplog.records if "parse" in record.getMessage()]
+    assert "ReserveRequest" in record.getMessage()
+    assert record.exc_info is None
+
+
 def test_a_port_in_use_is_a_config_error_and_no_second_listener():
     async def scenario(stub, port):
         with pytest.raises(ConfigError, match=str(port)):
