@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from kvstore.client import StoreClient
 from kvstore.codec import BlockCodec, Rung, warm_up
+from kvstore.codec.klt_tables import load_tables
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.core.view import Role
 from kvstore.ids import BlockHash, BlockRef, KeySpace, Namespace
@@ -51,8 +52,17 @@ class ComputeNode:
     ) -> AsyncIterator[ComputeNode]:
         """A node that computes and publishes until the context ends. `publish_wait`: how long a full publish queue may hold the engine
         up; None: never, the payload is dropped."""
-        await asyncio.to_thread(warm_up)  # compiled once a machine, loaded once a process: not while the first request waits
-        codec = BlockCodec(model.layout, model_digest=model.model_digest, rung=config.rung, entropy=config.entropy)
+        calibration = load_tables(config.calibration) if config.calibration else None
+        codec = BlockCodec(
+            model.layout,
+            model_digest=model.model_digest,
+            rung=config.rung,
+            entropy=config.entropy,
+            calibration=calibration,
+            step=config.klt_step,
+        )
+        # Compiled once a machine, loaded once a process: not while the first request waits.
+        await asyncio.to_thread(warm_up, *([codec] if config.rung is Rung.KLT else []))
         exact = BlockCodec(model.layout, model_digest=model.model_digest, rung=Rung.RAW)
         store = StoreClient(views, replicas=config.replicas)
         publisher = Publisher(

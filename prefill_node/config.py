@@ -55,7 +55,11 @@ class ComputeConfig:
     """Most sequences in one decode step."""
 
     rung: Rung = Rung.INT8
-    """Quality of the payloads this node writes: raw, int8 or int4. It reads all of them."""
+    """Quality of the payloads this node writes. It reads all of them, klt where it has the tables."""
+    calibration: Path | None = None
+    """File of `kvctl calibrate`, the same on all nodes: what writing and reading rung klt takes."""
+    klt_step: int = 4
+    """Quality of rung klt, 1 (most bits) to 255: 2, 4, 8 and 16 stand for high, middle, low and cold."""
     entropy: bool = True
     """Compress payloads where it pays."""
     replicas: int = 2
@@ -87,6 +91,10 @@ class ComputeConfig:
         for key in ("publish_queue", "load_max_wait", "member_ttl"):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
+        if not 1 <= self.klt_step <= 255:
+            raise ConfigError(f"klt_step must be 1 to 255: {self.klt_step}")
+        if self.rung is Rung.KLT and self.calibration is None:
+            raise ConfigError("rung klt needs calibration = a file of `kvctl calibrate`")
         if self.threads < 0:
             raise ConfigError(f"threads must be 0 (one for each CPU) or more: {self.threads}")
         if self.chunk_tokens % self.block_tokens:

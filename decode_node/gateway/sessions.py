@@ -235,7 +235,7 @@ class Session:
         if failure.reason is FailoverReason.OVERLOADED:
             return Overloaded("all decode nodes are busy; try again later")
         where = f"after {len(self.transcript.generated_token_ids)} tokens" if self.transcript.generated_token_ids else "at its start"
-        return Unavailable(f"{failures} decode nodes in a row failed this answer {where}; the last one: {failure.reason}")
+        return Unavailable(f"{failures} attempts at this answer failed in a row {where}; the last one: {failure.reason}")
 
 
 class SessionTable:

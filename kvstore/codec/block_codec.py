@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from kvstore.codec import entropy, kernels
+from kvstore.codec import bit_planes, entropy, kernels
 from kvstore.codec.block_format import (
     BITS,
     DIGEST_BYTES,
@@ -27,7 +27,7 @@ from kvstore.codec.block_format import (
 )
 from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_tables import KltTables
-from kvstore.codec.reference import narrow, widen
+from kvstore.codec.reference import narrow, pack_rows, widen
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
 
@@ -42,6 +42,9 @@ DEFAULT_STEP = 4
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
+
+_FLOAT32_UP = 1 + 2.0**-22
+"""A bound times this is still one after a header has rounded it to float32."""
 
 _KINDS = {"bfloat16": kernels.BFLOAT16, "float16": kernels.FLOAT16, "float32": kernels.FLOAT32}
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
@@ -197,6 +200,52 @@ class BlockCodec:
             codes = _Codes.over(header, side, keys, values)
             kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, BITS[header.rung], *codes.arguments)
         return header
+
+    def step_down(self, payload: bytes | bytearray | memoryview) -> bytes:
+        """A payload of a finer rung re-coded to this codec's, in the coded domain: int8 to int4, klt to a multiple of its step.
+
+        The header states an error that is not exceeded: the one measured before and the one measured now, added. Raises
+        CorruptPayload and UnsupportedFormat as `decode_into`, and CodecFailure (no_step_down) for any other pair of rungs.
+
+        Cost: a decode of both payloads and more; for the background.
+        """
+        view = memoryview(payload).cast("B")
+        fine = self.empty_block()
+        header = self.decode_into(view, fine)
+        exact, side, keys, values = self._sections(view, header)
+        if (header.rung, self.rung) == (Rung.INT8, Rung.INT4):
+            sections = self._dropped_planes(header, side, keys, values)
+        elif (header.rung, self.rung) == (Rung.KLT, Rung.KLT) and self._step % header.step == 0:
+            klt = self._klt_of(header)
+            tokens = header.block_tokens - header.exact_tokens
+            parts = klt.read((keys.data, values.data), tokens=tokens, step=header.step) if tokens else ([], [])
+            coefficients = klt.stepped_down(parts, step=header.step, factor=self._step // header.step) if tokens else ()
+            sections = (b"", *klt.write(coefficients, step=self._step)) if coefficients else (b"", b"", b"")
+        else:
+            what = (
+                f"{header.rung} at step {header.step} to {self.rung} at step {self._step}"
+                if header.step
+                else f"{header.rung} to {self.rung}"
+            )
+            raise CodecFailure(f"there is no step down from {what}", reason="no_step_down")
+        stored = (exact.tobytes(), *sections)
+        stepped = self._header(start_position=header.start_position, section_bytes=(len(stored[0]), *map(len, sections)))  # type: ignore[arg-type]
+        coarse = self.empty_block()
+        self.decode_into(b"".join((write_header(stepped, stored), *stored)), coarse)
+        moved = widen(coarse, header.dtype).astype(np.float64) - widen(fine, header.dtype)
+        stepped = replace(
+            stepped,
+            max_abs_error=(header.max_abs_error + float(np.abs(moved).max())) * _FLOAT32_UP,
+            rms_error=(header.rms_error + math.sqrt(float(np.square(moved).mean()))) * _FLOAT32_UP,
+        )
+        return b"".join((write_header(stepped, stored), *stored))
+
+    def _dropped_planes(self, header: BlockHeader, side: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple[bytes, bytes, bytes]:
+        key_scales, value_scales, _, _, key_codes, value_codes = _Codes.over(header, side, keys, values).arguments
+        key_scales, key_zeros, key_codes = bit_planes.dropped(key_scales, key_codes, axis=1, group=header.group)
+        value_scales, value_zeros, value_codes = bit_planes.dropped(value_scales, value_codes, axis=2, group=header.group)
+        new_side = b"".join(part.tobytes() for part in (key_scales, value_scales, key_zeros, value_zeros))
+        return new_side, pack_rows(key_codes, 4).tobytes(), pack_rows(value_codes, 4).tobytes()
 
     @property
     def _tile_shape(self) -> tuple[int, int, int, int]:

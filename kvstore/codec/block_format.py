@@ -52,11 +52,13 @@ class Rung(StrEnum):
     RAW = "raw"
     LOSSLESS = "lossless"
     INT8 = "int8"
+    INT6 = "int6"
+    INT5 = "int5"
     INT4 = "int4"
     KLT = "klt"
 
 
-BITS = {Rung.INT8: 8, Rung.INT4: 4}
+BITS = {Rung.INT8: 8, Rung.INT6: 6, Rung.INT5: 5, Rung.INT4: 4}
 """Code width of the rungs with codes of one width."""
 
 LOSSY = frozenset({*BITS, Rung.KLT})
@@ -67,7 +69,7 @@ MAX_COEFFICIENT_BYTES = 8
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5}
+_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5, Rung.INT6: 6, Rung.INT5: 7}
 _RUNGS = {code: rung for rung, code in _RUNG_CODES.items()}
 _DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
@@ -131,7 +133,7 @@ class BlockHeader:
             return (exact, 0, self.section_bytes[2], self.section_bytes[3])
         bits = BITS[self.rung]
         scales = planes * (math.ceil(lossy / self.group) * self.head_dim + lossy * math.ceil(self.head_dim / self.group))
-        codes = planes * lossy * math.ceil(self.head_dim * bits / 8)
+        codes = planes * lossy * row_bytes(self.head_dim, bits)
         return (exact, scales if bits == 8 else 2 * scales, codes, codes)
 
     @property
@@ -145,6 +147,11 @@ class BlockHeader:
     @property
     def payload_bytes(self) -> int:
         return self.header_bytes + self.body_bytes
+
+
+def row_bytes(width: int, bits: int) -> int:
+    """Of a packed row of codes (kernels.py)."""
+    return width if bits == 8 else math.ceil(width / 2) + (bits - 4) * math.ceil(width / 8)
 
 
 def write_header(header: BlockHeader, sections: tuple[bytes | memoryview, ...]) -> bytes:

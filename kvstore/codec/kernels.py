@@ -224,26 +224,52 @@ def _dequantize(packed, bits, scale, zero, decoded):
     if bits == 8:
         for d in range(width):
             decoded[d] = (np.float32(packed[d]) + zero[d]) * scale[d]
-    else:
+    elif bits == 4:
         half = packed.size
         for d in range(half):
             decoded[d] = (np.float32(packed[d] & np.uint8(15)) + zero[d]) * scale[d]
         upper, upper_zero, upper_scale = decoded[half:], zero[half:], scale[half:]
         for d in range(width - half):
             upper[d] = (np.float32(packed[d] >> np.uint8(4)) + upper_zero[d]) * upper_scale[d]
+    else:
+        half, eighth = (width + 1) // 2, (width + 7) // 8
+        for d in range(half):
+            decoded[d] = np.float32(packed[d] & np.uint8(15))
+        upper = decoded[half:]
+        for d in range(width - half):
+            upper[d] = np.float32(packed[d] >> np.uint8(4))
+        for plane in range(bits - 4):
+            row = packed[half + plane * eighth : half + (plane + 1) * eighth]
+            worth = np.float32(16 << plane)
+            for bit in range(8):
+                part = decoded[min(bit * eighth, width) : min((bit + 1) * eighth, width)]
+                for d in range(part.size):
+                    part[d] += np.float32((row[d] >> np.uint8(bit)) & np.uint8(1)) * worth
+        for d in range(width):
+            decoded[d] = (decoded[d] + zero[d]) * scale[d]
 
 
 @inlined
 def _pack_row(codes, bits, out):
-    """8 bits: as they are. 4 bits: byte j holds code j low and code j + out.size high, so that both halves stay contiguous."""
-    width = out.size
+    """8 bits: as they are. Fewer: byte j of the first half row holds the low four bits of code j, and above them those of code
+    j + half, so that both halves stay contiguous; then a row of an eighth for each further bit: bit b of byte j is that of code
+    b * eighth + j. `codes` has one 0 more than the row."""
+    width = codes.size - 1
     if bits == 8:
         for d in range(width):
             out[d] = codes[d]
     else:
-        upper = codes[width:]
-        for d in range(width):
-            out[d] = codes[d] | np.uint8(upper[d] << np.uint8(4))
+        half, eighth = (width + 1) // 2, (width + 7) // 8
+        upper = codes[half:]
+        for d in range(half):
+            out[d] = (codes[d] & np.uint8(15)) | np.uint8(upper[d] << np.uint8(4))
+        for plane in range(bits - 4):
+            row = out[half + plane * eighth : half + (plane + 1) * eighth]
+            row[:] = np.uint8(0)
+            for bit in range(8):
+                part = codes[min(bit * eighth, width) : min((bit + 1) * eighth, width)]
+                for d in range(part.size):
+                    row[d] |= ((part[d] >> np.uint8(4 + plane)) & np.uint8(1)) << np.uint8(bit)
 
 
 @inlined

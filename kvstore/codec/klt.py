@@ -38,6 +38,10 @@ _EXACT_IN_FLOAT32 = float(1 << 24)
 _USED = np.dtype("<u2")
 
 
+Parts = tuple[list[np.ndarray], list[np.ndarray]]
+"""Of K and of V: for each part float32 [used components, tokens] of integers."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Section:
     """What one kind (K or V) of a block needs, made from the tables once."""
@@ -99,12 +103,12 @@ class KltTransform:
         first, second = (self._write(section, rows, step) for section, rows in zip(self._sections, coefficients, strict=True))
         return first, second
 
-    def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> Parts:
         """For K and V: float32 [used components, tokens] of integers, one array a part. Raises CorruptPayload otherwise."""
         first, second = (self._read(section, data, tokens, step) for section, data in zip(self._sections, sections, strict=True))
         return first, second
 
-    def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> Parts:
         """What `read` would give for these coefficients once written."""
         first, second = (
             [rows[start:stop][: _used_rows(rows[start:stop])].astype(np.float32) for start, stop in pairwise(section.parts)]
@@ -112,7 +116,7 @@ class KltTransform:
         )
         return first, second
 
-    def block(self, parts: tuple[list[np.ndarray], list[np.ndarray]], *, start_position: int, step: int) -> np.ndarray:
+    def block(self, parts: Parts, *, start_position: int, step: int) -> np.ndarray:
         """The float32 block [layers, 2, heads, tokens, head_dim] of the coefficients that `read` gives."""
         tokens = parts[0][0].shape[1]
         products = np.empty((2, tokens, self.tables.dimensions), np.float32)
@@ -120,6 +124,18 @@ class KltTransform:
             for group, (basis, rows) in enumerate(zip(section.bases, arrays, strict=True)):
                 products[kind, :, section.columns[group] : section.columns[group + 1]] = _exact_product(rows, basis[: len(rows)])
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
+
+    def stepped_down(self, parts: Parts, *, step: int, factor: int) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients at `step` * `factor` from those that `read` gave at `step`; what was already rounded to 0 stays 0."""
+        kinds = []
+        for section, arrays in zip(self._sections, parts, strict=True):
+            rows = np.zeros((int(section.parts[-1]), arrays[0].shape[1]), np.int16)
+            for part, fine in enumerate(arrays):
+                live = min(section.live(part, step * factor), len(fine))
+                magnitude = np.floor(np.abs(fine[:live]).astype(np.float64) / factor + ROUNDING)
+                rows[section.parts[part] : section.parts[part] + live] = np.copysign(magnitude, fine[:live])
+            kinds.append(rows)
+        return kinds[0], kinds[1]
 
     def count_symbols(self, block: np.ndarray, histograms: list[np.ndarray], *, start_position: int, step: int) -> None:
         """Adds the magnitudes of a block, by class, to those of K and of V: what `klt_fit.fitted_frequencies` takes."""
@@ -171,14 +187,6 @@ class KltTransform:
             if self._wide is None:
                 self._wide = tuple(tuple(basis.astype(np.float64) for basis in section.bases) for section in self._sections)
             return self._wide
-
-
-def stepped_down(coefficients: np.ndarray, factor: int) -> np.ndarray:
-    """Coefficients at `factor` times their step, from the integers alone: what was already rounded to 0 stays 0."""
-    magnitude = np.abs(coefficients.astype(np.int32))
-    down = (magnitude * 100 + int(ROUNDING * 100) * factor) // (100 * factor)
-    signed: np.ndarray = np.sign(coefficients) * down
-    return signed.astype(np.int16)
 
 
 def _section(tables: KltTables, kind: int) -> _Section:

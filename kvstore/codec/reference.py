@@ -81,13 +81,20 @@ def scale_of(codes: U8) -> F32:
 
 
 def pack_rows(codes: U8, bits: int) -> U8:
-    """Rows as stored: at 4 bits byte j holds code j (low) and code j + half (high) of a row of 2 * half codes, zero-padded."""
+    """Rows as stored. Below 8 bits: byte j of a half row holds the low four bits of codes j (low) and j + half (high); then for each
+    further bit an eighth of a row, bit b of byte j being that of code b * eighth + j. Rows are padded with zeros."""
     if bits == 8:
         return codes
-    half = (codes.shape[-1] + 1) // 2
-    padded = np.zeros((*codes.shape[:-1], 2 * half), np.uint8)
-    padded[..., : codes.shape[-1]] = codes
-    return np.bitwise_or(padded[..., :half], np.left_shift(padded[..., half:], 4, dtype=np.uint8))
+    width = codes.shape[-1]
+    half, eighth = (width + 1) // 2, (width + 7) // 8
+    padded = np.zeros((*codes.shape[:-1], 8 * eighth), np.uint8)
+    padded[..., :width] = codes
+    low = padded & 15
+    pieces = [np.bitwise_or(low[..., :half], np.left_shift(low[..., half : 2 * half], 4, dtype=np.uint8))]
+    for plane in range(4, bits):
+        columns = (padded >> plane & 1).reshape(*codes.shape[:-1], 8, eighth)
+        pieces.append(np.packbits(columns, axis=-2, bitorder="little")[..., 0, :])
+    return np.concatenate(pieces, axis=-1)
 
 
 def lossy_sections(block: np.ndarray, *, dtype: str, exact: int, group: int, bits: int) -> tuple[bytes, bytes, bytes]:

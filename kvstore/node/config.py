@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -105,8 +106,8 @@ class NodeConfig:
                 raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1: {self.replicas}")
-        if not self.weight > 0:
-            raise ConfigError(f"weight must be above 0: {self.weight}")
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(f"weight must be a number above 0: {self.weight}")
         if not 1 <= self.ssd_threads <= MAX_SSD_THREADS:
             raise ConfigError(f"ssd_threads must be 1 to {MAX_SSD_THREADS}: {self.ssd_threads}")
         if self.tick_every > seconds(1):

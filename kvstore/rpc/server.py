@@ -62,8 +62,7 @@ def make_server() -> Any:
 
 def bind(server: Any, *, host: str, port: int) -> int:
     """Adds the port (0: a free one) and returns the number. Raises ConfigError when it is in use or the host is not ours."""
-    if port:
-        listening_socket(host, port).close()  # says what is wrong in our words, where gRPC would log it to stderr in its own
+    listening_socket(host, port).close()  # says what is wrong in our words, where gRPC would log it to stderr in its own
     try:
         bound = int(server.add_insecure_port(f"{host}:{port}"))
     except RuntimeError as error:

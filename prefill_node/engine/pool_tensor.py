@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import os
+
 import numpy as np
 import torch
 
 from kvstore.core.layout import Layout
+from kvstore.errors import ConfigError
+from kvstore.units import GIB
 
 _TORCH = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class PoolTensor:
-    """`kv`: [blocks, layers, 2, kv_heads, block_tokens, head_dim] in the layout's dtype; index 2 is 0 = K after RoPE, 1 = V."""
+    """`kv`: [blocks, layers, 2, kv_heads, block_tokens, head_dim] in the layout's dtype; index 2 is 0 = K after RoPE, 1 = V.
+
+    Raises ConfigError when the device has no such memory.
+    """
 
     def __init__(self, layout: Layout, *, blocks: int, device: torch.device) -> None:
         self.layout = layout
         shape = (blocks, layout.layers, 2, layout.kv_heads, layout.block_tokens, layout.head_dim)
-        self.kv = torch.zeros(shape, dtype=_TORCH[layout.dtype], device=device)
+        self.kv = _zeros(shape, _TORCH[layout.dtype], device)
         self.on_host = self.kv.device.type == "cpu"
         self._array = self._as_numpy(self.kv) if self.on_host else None
         self._staged: dict[int, np.ndarray] = {}
@@ -51,3 +59,15 @@ class PoolTensor:
             return bits
         plain: np.ndarray = tensor.numpy()
         return plain
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    wanted = math.prod(shape) * dtype.itemsize
+    refusal = f"a pool of {shape[0]} blocks takes {wanted / GIB:.1f} GiB, more than {device} has; set pool_blocks lower"
+    # Linux hands out more than it has, and ends the process when that is touched.
+    if device.type == "cpu" and wanted > os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        raise ConfigError(refusal)
+    try:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    except RuntimeError as error:
+        raise ConfigError(f"{refusal}: {str(error).splitlines()[0]}") from None

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import prefill_node.model.offline  # noqa: F401  before torch and transformers
@@ -54,15 +53,15 @@ def load_model(path: Path, *, device: str = "cpu", dtype: ModelDtype = "bfloat16
         raise ConfigError(f"device {device!r} cannot be used here: {str(error).splitlines()[0]}") from None
     try:
         config = AutoConfig.from_pretrained(str(path), local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"model: cannot read {path / 'config.json'}: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # transformers checks a config with exceptions of its own, too
+        raise ConfigError(f"model: cannot read {path / 'config.json'}: {_one_line(error)}") from None
     _check_supported(config, path)
     try:
         module, info = AutoModelForCausalLM.from_pretrained(
             str(path), config=config, dtype=_DTYPES[dtype], local_files_only=True, use_safetensors=True, output_loading_info=True
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"model: cannot load the weights in {path}: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # as above
+        raise ConfigError(f"model: cannot load the weights in {path}: {_one_line(error)}") from None
     if info["missing_keys"]:  # transformers would fill these with random numbers
         raise ConfigError(f"model: the weights in {path} lack {min(info['missing_keys'])} and {len(info['missing_keys']) - 1} more tensors")
     module.to(target).eval().requires_grad_(False)
@@ -106,7 +105,14 @@ def _eos_token_ids(path: Path, config: Any) -> frozenset[int]:
     found = config.eos_token_id
     file = path / "generation_config.json"
     if file.is_file():
-        found = json.loads(file.read_text()).get("eos_token_id", found)
+        try:
+            found = json.loads(file.read_text()).get("eos_token_id", found)
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"model: cannot read {file}: {_one_line(error)}") from None
     if found is None:
         return frozenset()
     return frozenset([found] if isinstance(found, int) else found)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -72,8 +72,13 @@ def load_tokenizer(path: Path) -> Tokenizer:
     fast.no_truncation()
     fast.no_padding()
     settings = path / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
-    return Tokenizer(fast, chat_template=_chat_template(path, config), special=_special_tokens(config))
+    try:
+        config: dict[str, Any] = json.loads(settings.read_text()) if settings.is_file() else {}
+        return Tokenizer(fast, chat_template=_chat_template(path, config), special=_special_tokens(config))
+    except TemplateSyntaxError as error:
+        raise ConfigError(f"model: the chat template of {path} is no Jinja template: {error.message} (line {error.lineno})") from None
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ConfigError(f"model: cannot read {settings}: {error}") from None
 
 
 def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:

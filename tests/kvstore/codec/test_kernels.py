@@ -29,7 +29,7 @@ def odd_block(rng: np.random.Generator, layout: Layout, *, magnitude: float) -> 
 
 @settings(max_examples=120)
 @given(
-    rung=st.sampled_from([Rung.INT8, Rung.INT4]),
+    rung=st.sampled_from([Rung.INT8, Rung.INT6, Rung.INT5, Rung.INT4]),
     dtype=st.sampled_from(["bfloat16", "float16", "float32"]),
     layers=st.integers(1, 3),
     kv_heads=st.integers(1, 3),

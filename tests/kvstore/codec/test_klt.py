@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvstore.codec import BlockCodec, Rung, read_header
-from kvstore.codec.klt import KltTransform, stepped_down
+from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_rotation import rotations, unrotated
 from kvstore.codec.klt_tables import KltTables, load_tables, save_tables, tables_from_bytes
 from kvstore.codec.reference import widen
@@ -175,18 +175,6 @@ def test_correlated_channels_cost_fewer_bits_than_int4_at_a_smaller_error(make_c
     assert ours.payload_bytes < 0.85 * theirs.payload_bytes
     assert ours.rms_error < theirs.rms_error
     assert np.isfinite(widen(block, "bfloat16")).all()
-
-
-def test_a_step_down_needs_the_integers_alone_and_lands_within_one_of_the_direct_way(make_tables: Tables) -> None:
-    transform = KltTransform(make_tables(LAYOUT))
-    block = correlated(LAYOUT)
-    fine = transform.coefficients(block, start_position=16, step=2)
-    coarse = transform.coefficients(block, start_position=16, step=6)
-    for rows, direct in zip(fine, coarse, strict=True):
-        down = stepped_down(rows, 3)
-        assert np.abs(down - direct).max() <= 1
-        assert (down != direct).mean() < 0.15
-        assert (down[rows == 0] == 0).all()
 
 
 def test_a_file_of_tables_reads_back_and_its_digest_is_its_address(make_tables: Tables, tmp_path: Path) -> None:

@@ -176,6 +176,8 @@ def test_metrics_are_served(process, chain, connect):
         ({"ssd": True, "ssd_capacity": "1000000GiB"}, "ssd_capacity"),
         ({"region_byte": "1MiB"}, "region_bytes"),
         ({"weight": "heavy"}, "weight"),
+        ({"weight": "inf"}, "weight"),
+        ({"host": "no.such.host.invalid"}, "cannot listen on no.such.host.invalid"),
         ({"lease_ttl": "10ms"}, "tick_every"),
     ],
 )

@@ -96,6 +96,16 @@ def test_truncated_weights_are_refused_in_one_line(copied):
     assert "\n" not in str(caught.value)
 
 
+def test_a_config_that_contradicts_itself_is_refused_in_one_line(copied):
+    with pytest.raises(ConfigError, match=r"cannot read .*config\.json") as caught:
+        load_model(copied(hidden_size=97))
+    assert "\n" not in str(caught.value)
+    folder = copied(hidden_size=96)
+    (folder / "generation_config.json").write_text("{bad")
+    with pytest.raises(ConfigError, match=r"cannot read .*generation_config\.json"):
+        load_model(folder)
+
+
 def test_a_model_with_a_tensor_missing_is_refused(copied):
     folder = copied()
     weights = load_file(folder / "model.safetensors")

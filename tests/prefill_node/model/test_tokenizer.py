@@ -54,6 +54,18 @@ def test_a_model_without_a_template_says_so(tiny_folder, tmp_path):
         tokenizer.render_chat([])
 
 
+def test_a_broken_tokenizer_config_or_chat_template_is_a_config_error(tiny_folder, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes((tiny_folder() / "tokenizer.json").read_bytes())
+    for broken in ("{bad", "[1]", '{"chat_template": [{"name": "default"}]}'):
+        (tmp_path / "tokenizer_config.json").write_text(broken)
+        with pytest.raises(ConfigError, match=r"cannot read .*tokenizer_config\.json"):
+            load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "chat_template.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError, match="no Jinja template"):
+        load_tokenizer(tmp_path)
+
+
 def test_a_missing_or_broken_tokenizer_is_a_config_error(tmp_path):
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
         load_tokenizer(tmp_path)
