@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Callable
@@ -25,7 +24,8 @@ CALLS_END_S = 1.0
 
 
 async def serve_member(node: ComputeNode, registry: RedisRegistry, *, add_services: Callable[[Any], None]) -> None:
-    """Serve until cancelled; then drain, leave and close. Raises ConfigError when a port is taken or Redis is not there."""
+    """Serve until cancelled; then drain, leave and close. Raises ConfigError when a port is taken, Redis is not there, or another process
+    takes the node id over."""
     config = node.config
     server = make_server()
     add_services(server)
@@ -46,7 +46,7 @@ async def serve_member(node: ComputeNode, registry: RedisRegistry, *, add_servic
         )
         announce_ready(config.node_id, node.role, rpc=address, metrics=f"{config.host}:{metrics_port}")
         try:
-            await asyncio.Event().wait()
+            await registry.until_superseded()
         finally:
             await _go(node, registry)
     finally:

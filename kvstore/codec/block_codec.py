@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.codec import bit_planes, entropy, kernels
+from kvstore.codec import bit_planes, entropy, fp8, kernels
 from kvstore.codec.block_format import (
     BITS,
     DIGEST_BYTES,
@@ -190,7 +190,9 @@ class BlockCodec:
         self._check_identity(header, start_position)
         exact, side, keys, values = self._sections(view, header)
         tokens = header.exact_tokens
-        recoded = self._klt_block(header, keys, values) if header.rung is Rung.KLT and tokens < header.block_tokens else None
+        recoded = None
+        if tokens < header.block_tokens and header.rung not in BITS:
+            recoded = self._klt_block(header, keys, values) if header.rung is Rung.KLT else self._fp8_block(header, side, keys, values)
         if tokens:
             out[..., :tokens, :] = exact.view(out.dtype).reshape(*self._shape[:3], tokens, self._shape[4])
         if recoded is not None:
@@ -288,27 +290,36 @@ class BlockCodec:
         parts = klt.read((keys.data, values.data), tokens=header.block_tokens - header.exact_tokens, step=header.step)
         return narrow(klt.block(parts, start_position=header.start_position + header.exact_tokens, step=header.step), header.dtype)
 
+    def _fp8_block(self, header: BlockHeader, side: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+        shape = (*self._shape[:3], header.block_tokens - header.exact_tokens, self._shape[4])
+        codes = (part.reshape(-1, *shape[3:]) for part in (keys, values))
+        return narrow(fp8.decoded(side.view(np.int8).reshape(2, -1), *codes, shape=shape), header.dtype)
+
     def _klt_of(self, header: BlockHeader) -> KltTransform:
         if self._klt is None or self._klt.tables.digest != header.calibration:
             there = "none" if self._klt is None else self._klt.tables.digest.hex()[:12]
             raise UnsupportedFormat(f"the payload needs calibration {header.calibration.hex()[:12]}, this reader has {there}")
         return self._klt
 
-    def _encode_klt(self, block: np.ndarray, header: BlockHeader, *, canonical: bool) -> tuple[bytes, bytes, float, float]:
-        """(section K, section V, largest error, sum of squared errors) of the tokens after the exact ones."""
-        assert self._klt is not None
+    def _encode_wide(self, block: np.ndarray, header: BlockHeader, *, canonical: bool) -> tuple[list[np.ndarray], float, float]:
+        """(sections after the exact one, largest error, sum of squared errors) of the tokens after the exact ones: klt and fp8."""
         tokens = header.exact_tokens
         wide = widen(block[..., tokens:, :], header.dtype)
-        where = {"start_position": header.start_position + tokens, "step": header.step}
-        coefficients = self._klt.coefficients(wide, **where)
-        keys, values = self._klt.write(coefficients, step=header.step)
-        decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
+        if self.rung is Rung.FP8:
+            sections = [part.reshape(-1).view(np.uint8) for part in fp8.encoded(wide)]
+            decoded = self._fp8_block(header, *sections)
+        else:
+            assert self._klt is not None
+            where = {"start_position": header.start_position + tokens, "step": header.step}
+            coefficients = self._klt.coefficients(wide, **where)
+            sections = [np.frombuffer(data, np.uint8) for data in (b"", *self._klt.write(coefficients, step=header.step))]
+            decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
         error = widen(decoded, header.dtype) - wide
         if not np.isfinite(error).all():
             raise CodecFailure(f"rung {self.rung}: the block would not be finite when decoded", reason="out_of_range")
         if canonical:
             block[..., tokens:, :] = decoded.view(block.dtype)
-        return keys, values, float(np.abs(error).max()), float(np.square(error, dtype=np.float64).sum())
+        return sections, float(np.abs(error).max()), float(np.square(error, dtype=np.float64).sum())
 
     def _encode(self, block: np.ndarray, start_position: int, *, canonical: bool) -> bytes:
         if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
@@ -323,9 +334,9 @@ class BlockCodec:
         if tokens < header.block_tokens:
             half, single = self._views(block)
             self._check_range(half, single)
-        if tokens < header.block_tokens and self.rung is Rung.KLT:
-            key_bytes, value_bytes, largest, squares = self._encode_klt(block, header, canonical=canonical)
-            sections += [np.frombuffer(data, np.uint8) for data in (b"", key_bytes, value_bytes)]
+        if tokens < header.block_tokens and self.rung not in BITS:
+            coded, largest, squares = self._encode_wide(block, header, canonical=canonical)
+            sections += coded
         elif tokens < header.block_tokens:
             codes = _Codes.over(header, *(np.empty(size, np.uint8) for size in header.unpacked_section_bytes[1:]))
             largest, squares = kernels.quantize(

@@ -2,7 +2,7 @@
 
     header   HEADER_BYTES, little-endian, fields below; its last 8 bytes are XXH3-64 over all the rest of the payload
     exact    the first `exact_tokens` tokens of every layer, K and V, head, as they are ([layers, 2, heads, exact, head_dim])
-    side     scales and zeros: what the codes mean
+    side     scales and zeros (rung fp8: exponents): what the codes mean
     keys     codes of the keys of the other tokens ([layers, heads, tokens - exact, packed row])
     values   codes of the values, likewise
 
@@ -52,6 +52,7 @@ class Rung(StrEnum):
     RAW = "raw"
     LOSSLESS = "lossless"
     INT8 = "int8"
+    FP8 = "fp8"
     INT6 = "int6"
     INT5 = "int5"
     INT4 = "int4"
@@ -61,7 +62,7 @@ class Rung(StrEnum):
 BITS = {Rung.INT8: 8, Rung.INT6: 6, Rung.INT5: 5, Rung.INT4: 4}
 """Code width of the rungs with codes of one width."""
 
-LOSSY = frozenset({*BITS, Rung.KLT})
+LOSSY = frozenset({*BITS, Rung.FP8, Rung.KLT})
 
 MAX_STEP = 255
 MAX_COEFFICIENT_BYTES = 8
@@ -69,7 +70,7 @@ MAX_COEFFICIENT_BYTES = 8
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5, Rung.INT6: 6, Rung.INT5: 7}
+_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5, Rung.INT6: 6, Rung.INT5: 7, Rung.FP8: 8}
 _RUNGS = {code: rung for rung, code in _RUNG_CODES.items()}
 _DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
@@ -131,6 +132,8 @@ class BlockHeader:
             return (exact, 0, 0, 0)
         if self.rung is Rung.KLT:
             return (exact, 0, self.section_bytes[2], self.section_bytes[3])
+        if self.rung is Rung.FP8:
+            return (exact, 2 * planes, planes * lossy * self.head_dim, planes * lossy * self.head_dim)
         bits = BITS[self.rung]
         scales = planes * (math.ceil(lossy / self.group) * self.head_dim + lossy * math.ceil(self.head_dim / self.group))
         codes = planes * lossy * row_bytes(self.head_dim, bits)
@@ -299,6 +302,9 @@ def _impossibility(header: BlockHeader) -> str | None:
             return f"step is {header.step}, allowed are 1 to {MAX_STEP}"
         if header.group or header.exact_tokens > header.block_tokens or max(header.section_bytes[2:]) > klt_bound(header):
             return f"rung {header.rung} with {header.exact_tokens} exact tokens and {header.section_bytes} bytes"
+    elif header.rung is Rung.FP8:
+        if header.group or header.exact_tokens > header.block_tokens:
+            return f"rung {header.rung} with groups of {header.group} and {header.exact_tokens} exact tokens"
     elif header.group or header.exact_tokens != header.block_tokens:
         return f"rung {header.rung} keeps every token exact"
     if header.unpacked_bytes > MAX_PAYLOAD_BYTES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import prometheus_client
@@ -25,7 +26,9 @@ async def main(config: NodeConfig) -> None:
             await registry.serve()
             server.member_state = MemberState.ACTIVE
             announce_ready(config.node_id, "store", rpc=server.address, metrics=f"{config.host}:{metrics_port}")
-            await server.node.until_crash()
+            async with asyncio.TaskGroup() as group:  # whichever raises first ends the other
+                group.create_task(server.node.until_crash())
+                group.create_task(registry.until_superseded())
         finally:
             await _stop(server, registry)
 

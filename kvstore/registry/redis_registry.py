@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from enum import StrEnum
+from typing import NoReturn
 
 from kvstore.core.view import TRANSITIONS, Member, MemberEvent, MemberState, View
 from kvstore.errors import ConfigError, StaleView
@@ -51,6 +52,7 @@ class RedisRegistry:
         self._view = View(Epoch(0))
         self._view_changed = asyncio.Condition()
         self._poll_now = asyncio.Event()
+        self._superseded = asyncio.Event()
         self._member: Member | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
@@ -136,6 +138,12 @@ class RedisRegistry:
         self.membership = Membership.OBSERVER
         await self._change(MemberEvent.LEAVES)
 
+    async def until_superseded(self) -> NoReturn:
+        """Wait until another process has taken this node id over, then raise ConfigError: nobody comes here any more."""
+        await self._superseded.wait()
+        assert self._member is not None
+        raise ConfigError(f"another process has joined as {self._member.node_id!r}; give each process of a cluster a node_id of its own")
+
     async def _change(self, event: MemberEvent) -> None:
         assert self._member is not None, "not joined"
         after = TRANSITIONS[self._member.state, event]
@@ -212,9 +220,13 @@ class RedisRegistry:
                 await self._link.restore([*known, member], known=self._view.epoch)
             case Renewal.ABSENT | Renewal.REMOVED:
                 if not await self._link.join(member, comes_back=True):
-                    self.membership = Membership.SUPERSEDED
+                    self._give_way()
             case Renewal.SUPERSEDED:
-                self.membership = Membership.SUPERSEDED
+                self._give_way()
+
+    def _give_way(self) -> None:
+        self.membership = Membership.SUPERSEDED
+        self._superseded.set()
         self._poll_now.set()
 
     async def _sweep_after_pause(self) -> None:

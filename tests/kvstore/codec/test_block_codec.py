@@ -15,7 +15,7 @@ Make = Callable[..., BlockCodec]
 Block = Callable[..., np.ndarray]
 
 RUNGS = list(Rung)
-LOSSY = [Rung.INT8, Rung.INT6, Rung.INT5, Rung.INT4]
+LOSSY = [Rung.INT8, Rung.FP8, Rung.INT6, Rung.INT5, Rung.INT4]
 DTYPES: list[KvDtype] = ["bfloat16", "float16", "float32"]
 
 
@@ -39,7 +39,9 @@ def test_exact_rungs_give_every_bit_back_even_nan_and_infinity(make_codec: Make,
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rung", "relative"), [(Rung.INT8, 0.01), (Rung.INT6, 0.03), (Rung.INT5, 0.06), (Rung.INT4, 0.12)])
+@pytest.mark.parametrize(
+    ("rung", "relative"), [(Rung.INT8, 0.01), (Rung.FP8, 0.04), (Rung.INT6, 0.03), (Rung.INT5, 0.06), (Rung.INT4, 0.12)]
+)
 def test_lossy_rungs_stay_within_the_error_that_the_payload_states(
     make_codec: Make, make_block: Block, rung: Rung, relative: float, dtype: KvDtype
 ) -> None:

@@ -208,6 +208,20 @@ def test_two_nodes_on_one_folder_the_second_refuses(process, redis, tmp_path):
     assert "in use by another store node" in err
 
 
+def test_a_node_whose_id_is_taken_over_ends_with_one_line(process, redis, tmp_path):
+    old = _launch(redis, tmp_path, ssd=False)
+    try:
+        assert old.stdout.readline().startswith("READY node-p store")
+        with process():
+            _, stderr = _end_of(old)
+    finally:
+        old.kill()
+        old.wait(timeout=20)
+    assert old.returncode == 2
+    assert "another process has joined as 'node-p'" in stderr.splitlines()[-1]
+    assert "Traceback" not in stderr
+
+
 def test_a_node_starts_without_torch_or_numba():
     script = "import sys, kvstore.node.__main__; print(sorted({'torch', 'numba', 'transformers', 'fastapi'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
