@@ -1,7 +1,7 @@
 """Payloads over streams of our own framing: TCP to any host, a Unix socket on the same one.
 
-Bytes go by scatter and gather between the socket and the memory given; nothing is copied or looked at in Python. Batches beyond
-`_SPLIT_BYTES` go over several connections at once.
+Bytes go by scatter and gather between the socket and the memory given; nothing is copied or looked at in Python. One batch
+goes over one connection; several batches at once take several.
 """
 
 from __future__ import annotations
