@@ -18,7 +18,7 @@ export HF_HUB_OFFLINE := 1
 # Converted models; in the clone, so that 'make clean' takes everything away.
 export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
-.PHONY: help setup demo up test check format sim examples proto clean
+.PHONY: help setup demo up test check format sim bench examples proto clean
 
 help:
 	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
@@ -26,6 +26,7 @@ help:
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
 	@echo "make sim     the simulated cluster           (SEED=17 for one, SEEDS=5000 for more)"
+	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"
 	@echo "make clean   remove $(VENV), caches and .larder"
@@ -53,6 +54,11 @@ format: $(READY)
 
 sim: $(READY)
 	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(ARGS)
+
+# Takes about four minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
+bench: $(READY)
+	@$(PY) -c 'import hiredis' 2>/dev/null || $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	@$(PY) -m kvstore.admin.kvctl bench get put --transport shm,tcp,grpc,redis,memcpy --rounds 3 --seconds 1 $(ARGS)
 
 examples: $(READY)
 	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml

@@ -58,8 +58,8 @@ class ComputeConfig:
     """Quality of the payloads this node writes. It reads all of them, klt where it has the tables."""
     calibration: Path | None = None
     """File of `kvctl calibrate`, the same on all nodes: what writing and reading rung klt takes."""
-    klt_step: int = 4
-    """Quality of rung klt, 1 (most bits) to 255: 2, 4, 8 and 16 stand for high, middle, low and cold."""
+    klt_step: int = 3
+    """Quality of rung klt, 1 (most bits) to 255: 2, 3, 6 and 8 stand for high, middle, low and cold."""
     entropy: bool = True
     """Compress payloads where it pays."""
     replicas: int = 2

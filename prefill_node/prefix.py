@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvstore.client import PrefixLease, StoreClient
+from kvstore.client import PrefixLease, ReadBlock, StoreClient
 from kvstore.codec import BlockCodec
-from kvstore.errors import LarderError
+from kvstore.errors import LarderError, LeaseExpired
 from kvstore.units import Nanos, to_seconds
 from prefill_node import metrics
 from prefill_node.engine.loop import Engine
@@ -59,7 +59,7 @@ async def fetch_run(
     end = len(arrays)
     try:
         async with asyncio.timeout(to_seconds(wait)):
-            async with aclosing(store.read(lease, indices=range(first, first + end))) as blocks:
+            async with aclosing(store.read(lease, indices=range(first, first + end), in_place=True)) as blocks:
                 async for block in blocks:
                     index = block.index - first
                     if block.payload is None and index < end:
@@ -68,7 +68,7 @@ async def fetch_run(
                     elif block.payload is not None and index < end:
                         position = start_position + index * block_tokens
                         decodes[index] = (
-                            executor.submit(_decode, codec, block.payload, arrays[index], position),
+                            executor.submit(_decode, codec, block, arrays[index], position),
                             block.tier.name.lower() if block.tier else "unknown",
                         )
                     if all(index in decodes for index in range(end)):
@@ -99,8 +99,12 @@ async def fetch_run(
     return run
 
 
-def _decode(codec: BlockCodec, payload: bytes | memoryview, out: np.ndarray, start_position: int) -> None:
-    codec.decode_into(payload, out, start_position=start_position)
+def _decode(codec: BlockCodec, block: ReadBlock, out: np.ndarray, start_position: int) -> None:
+    """Straight from where the payload lies, which may be the store node's memory: what was made of it counts if its lease lasted."""
+    assert block.payload is not None
+    codec.decode_into(block.payload, out, start_position=start_position)
+    if not block.still_good():
+        raise LeaseExpired("the lease ended while its block was decoded")
 
 
 def give_back_reserved(engine: Engine, pinned: PinnedPrefix) -> None:

@@ -36,7 +36,7 @@ ONLY_IN = {
     "starlette": ("decode_node/gateway/",),
     "uvicorn": ("decode_node/gateway/",),
     "grpc": ("kvstore/rpc/", "kvstore/transport/grpc", "/servicer.py", "_servicer.py", "decode_node/gateway/backends.py"),
-    "redis": ("kvstore/registry/",),
+    "redis": ("kvstore/registry/", "kvstore/admin/bench_redis.py"),
     "typer": ("kvstore/admin/",),
     "rich": ("kvstore/admin/",),
     "torch": ("prefill_node/", "decode_node/"),

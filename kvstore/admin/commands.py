@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
-from kvstore.admin.cluster_access import ClusterAccess, ask_each, gateway_health, reachable, read_view, tokenize
+from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.core.placement import place
 from kvstore.core.view import Member, Role, View
 from kvstore.errors import LarderError
+from kvstore.ids import NodeId
 from kvstore.rpc.admin_stub import AdminStub, Evicted, RepairProgress, VerifyProgress
 from kvstore.rpc.load_stub import decode_load, prefill_load
+from kvstore.transport import AutoTransport, Peer
 from kvstore.units import seconds
 
 Record = dict[str, Any]
@@ -24,8 +27,23 @@ DEFAULT_REPLICAS = 2
 
 
 async def nodes(access: ClusterAccess) -> Record:
+    """With the transport that a client in this place uses with each store node, and why: it is tried, not guessed."""
     view = await read_view(access)
-    return {"epoch": view.epoch, "nodes": [_member_record(member) for member in sorted(view.members, key=lambda m: (m.role, m.node_id))]}
+    choices: dict[NodeId, Record] = {}
+    async with channels() as pool:
+        transport = AutoTransport(pool)
+
+        async def choose(member: Member) -> None:
+            try:
+                choice = await transport.choice(Peer(member.node_id, member.boot_id, member.address))
+                choices[member.node_id] = {"transport": choice.kind.value, "transport_reason": choice.reason}
+            except LarderError as error:
+                choices[member.node_id] = {"transport": "none", "transport_reason": str(error)}
+
+        await asyncio.gather(*(choose(member) for member in _alive(view, Role.STORE)))
+        await transport.close()
+    members = sorted(view.members, key=lambda member: (member.role, member.node_id))
+    return {"epoch": view.epoch, "nodes": [_member_record(member) | choices.get(member.node_id, {}) for member in members]}
 
 
 async def status(access: ClusterAccess) -> Record:

@@ -7,6 +7,7 @@ non-zero exit.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import sys
@@ -21,13 +22,16 @@ from rich.console import Console
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
+from kvstore.admin import bench as benchmark
 from kvstore.admin import commands, demo, local_commands, measure_commands, quality_commands, quality_plot, render
+from kvstore.admin.bench_plan import Measurement
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
 from kvstore.admin.quality_commands import default_cache_dir
 from kvstore.admin.saved_cluster import default_state_folder
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
+from kvstore.units import parse_size
 
 app = typer.Typer(
     help="Look at a Larder cluster, act on it, or run one on this machine.",
@@ -135,6 +139,54 @@ def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
         record = _run(commands.repair(_access(redis, None, None), lambda *step: spinner.update("{}: {} of {} blocks".format(*step))))
     _show(record, as_json, render.outcome_table("repaired", record))
     _exit_if(record["failed_blocks"] > 0 or any("error" in node for node in record["nodes"]))
+
+
+@measure_commands.bench.command(measure_commands.DEFAULT_BENCH)
+def bench(
+    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed ...", help="What to measure.")],
+    sizes: Annotated[str, typer.Option(help="Bytes of a block, separated by commas.")] = "64k,368k,1m,4m",
+    batch: Annotated[int, typer.Option(min=1, help="Blocks of one operation.")] = 16,
+    clients: Annotated[int, typer.Option(min=1, max=64, help="Client processes.")] = 1,
+    transport: Annotated[
+        str, typer.Option(help="shm, tcp, grpc, or redis and memcpy for comparison; several separated by commas take turns.")
+    ] = "shm,tcp,grpc",
+    replicas: Annotated[int, typer.Option(min=1)] = 1,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Of one measurement.")] = 2.0,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of all of it; the medians are shown.")] = 1,
+    in_place: Annotated[bool, typer.Option("--in-place/--copy", help="shm: use the bytes where they lie, or copy them.")] = True,
+    check: Annotated[bool, typer.Option("--verify/--no-verify", help="shm: compare the checksum at every get.")] = True,
+    redis: RedisOption = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw throughput over size into this PNG.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Throughput, latency and CPU of puts and gets. Without --redis it starts store nodes of its own, and stops them."""
+    measurements = [
+        Measurement(
+            op=op,
+            size_bytes=parse_size(size),
+            batch=batch,
+            clients=clients,
+            transport=route,
+            replicas=replicas,
+            seconds=seconds,
+            in_place=in_place,
+            verify=check,
+        )
+        for op in ops
+        for size in sizes.split(",")
+        for route in transport.split(",")
+    ]
+    with contextlib.ExitStack() as stack:
+        if redis is not None:
+            servers = benchmark.Servers(redis, None)
+        else:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-")))
+            peer = any(measurement.transport == "redis" for measurement in measurements)
+            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=replicas, peer_redis=peer))
+        rows = benchmark.run_all(servers, measurements, rounds=rounds, tell=_tell)
+    if plot is not None:
+        benchmark.plot(rows, plot)
+    _show({"rows": [row.as_record() for row in rows]}, as_json, render.bench_table(rows))
 
 
 @app.command()

@@ -71,7 +71,7 @@ class LocalProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env=process_environment(),
                 start_new_session=True,
             )
 
@@ -149,7 +149,7 @@ def wait_until_ready(
                 on_ready(said)
 
 
-def _environment() -> dict[str, str]:
+def process_environment() -> dict[str, str]:
     """Ours, less the LARDER_* keys (they would win over the TOML of every process alike) and any proxy between loopback processes."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LARDER_")}
     return {**kept, "no_proxy": "localhost,127.0.0.1", "NO_PROXY": "localhost,127.0.0.1", PARENT_VARIABLE: str(os.getpid())}

@@ -8,12 +8,13 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from typer.core import TyperGroup
 
 from kvstore.admin.core_bench import core_cost
 from kvstore.admin.replay import Row, optimum, replay
@@ -31,7 +32,20 @@ _WIDTH_OF_A_PIPE = 160
 _out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
 _err = Console(stderr=True, highlight=False)
 
-bench = typer.Typer(help="Measure what a store node costs on this machine.", no_args_is_help=True)
+DEFAULT_BENCH = "transfers"
+"""What `kvctl bench` measures when its first argument names no benchmark: `kvctl bench get put`."""
+
+
+class BenchGroup(TyperGroup):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = [DEFAULT_BENCH, *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(
+    cls=BenchGroup, help="Measure puts and gets (put, get, mixed), or the core of a store node (core).", no_args_is_help=True
+)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 

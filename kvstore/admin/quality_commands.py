@@ -16,8 +16,8 @@ Record = dict[str, Any]
 Progress = Callable[[str, int, int], None]
 """(what, done, total)."""
 
-DEFAULT_RUNGS = ("raw", "lossless", "int8", "int4")
-KLT_RUNGS = ("klt:2", "klt:4", "klt:8", "klt:16")
+DEFAULT_RUNGS = ("raw", "lossless", "int8", "fp8", "int6", "int5", "int4")
+KLT_RUNGS = ("klt:2", "klt:3", "klt:6", "klt:8")
 """Judged besides when there are calibration tables."""
 
 SCORED_TOKENS = 20_480

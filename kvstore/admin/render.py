@@ -7,7 +7,12 @@ from typing import Any
 
 from rich.table import Table
 
+from kvstore.admin.bench_plan import Row
+
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+_CPU_HEADERS = ("client s/GB", "server s/GB")
 
 
 def size_text(size: int) -> str:
@@ -48,10 +53,41 @@ def nodes_table(record: Mapping[str, Any]) -> Table:
             node["weight"] if node["role"] == "store" else "",
             size_text(node["capacity_bytes"]) if node["capacity_bytes"] else "",
             node["boot_id"][:8],
+            node.get("transport", ""),
+            node.get("transport_reason", ""),
         )
         for node in record["nodes"]
     ]
-    return table(f"members at epoch {record['epoch']}", ("node", "role", "state", "address", "zone", "weight", "capacity", "boot"), rows)
+    return table(
+        f"members at epoch {record['epoch']}",
+        ("node", "role", "state", "address", "zone", "weight", "capacity", "boot", "transport", "why"),
+        rows,
+    )
+
+
+def bench_table(rows: Sequence[Row]) -> Table:
+    headers = (
+        "op",
+        "size",
+        "batch",
+        "clients",
+        "transport",
+        "replicas",
+        "GB/s",
+        "p50 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "client s/GB",
+        "server s/GB",
+    )
+    cells = [
+        (
+            *(row.op, size_text(row.size_bytes), row.batch, row.clients, row.transport, row.replicas),
+            *(row.gb_per_s, row.p50_ms, row.p99_ms, row.p999_ms, row.client_cpu_s_per_gb, row.server_cpu_s_per_gb),
+        )
+        for row in rows
+    ]
+    return table("benchmark", headers, cells)
 
 
 def status_tables(record: Mapping[str, Any]) -> list[Table]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -56,6 +57,11 @@ class PutReport:
     unreachable, timeout, circuit_open, refused, bad_checksum, no_replica, ..."""
 
 
+def owned() -> bool:
+    """Of a payload whose memory is its reader's."""
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class ReadBlock:
     index: int
@@ -67,3 +73,6 @@ class ReadBlock:
     """Which replica it came from; None with the payload."""
     reason: str
     """"ok", or why the last replica asked could not give it."""
+    still_good: Callable[[], bool] = owned
+    """Asked after the last use of a payload that was read in place: False when its lease ended meanwhile, and it may be another's by now.
+    True for every other payload."""

@@ -11,6 +11,7 @@ from kvstore.client.prefix_lease import HeldLease, HeldState
 from kvstore.clock import Clock
 from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import BlockHash, KeySpace, LeaseId, NodeId
+from kvstore.transport import Ticket
 from kvstore.units import Nanos, to_seconds
 
 
@@ -30,7 +31,7 @@ class LeaseKeeper:
     def held_leases(self) -> int:
         return len(self._held)
 
-    def hold(self, node_id: NodeId, lease_id: LeaseId, key_space: KeySpace, *, ttl: Nanos, asked_at: Nanos) -> HeldLease:
+    def hold(self, node_id: NodeId, lease_id: LeaseId, key_space: KeySpace, *, ttl: Nanos, asked_at: Nanos, ticket: bytes) -> HeldLease:
         """Keep a lease that a node granted to a call sent at `asked_at`: its time may have begun then."""
         held = HeldLease(
             node_id,
@@ -40,6 +41,7 @@ class LeaseKeeper:
             renew_at=Nanos(asked_at + ttl // 3),
             expires_at=Nanos(asked_at + ttl),
             renew_until=Nanos(asked_at + self._config.lease_longest_hold),
+            ticket=Ticket.from_bytes(ticket),
         )
         self._held.add(held)
         self._changed.set()
@@ -110,7 +112,7 @@ class LeaseKeeper:
             self._lose(held)
             return
         try:
-            held.ttl = await self._nodes.call(
+            held.ttl, ticket = await self._nodes.call(
                 held.node_id, lambda stub: stub.renew(held.lease_id, ttl=held.ttl, timeout=self._config.rpc_timeout)
             )
         except LeaseExpired:
@@ -118,6 +120,7 @@ class LeaseKeeper:
         except LarderError:
             pass  # tried again until the lease has run out
         else:
+            held.ticket = Ticket.from_bytes(ticket)
             held.expires_at = Nanos(asked_at + held.ttl)
             held.renew_at = Nanos(asked_at + held.ttl // 3)
             self._changed.set()

@@ -18,7 +18,7 @@ from kvstore.ids import KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import DeadlinePassed, StoreStub
-from kvstore.transport import PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer
+from kvstore.transport import MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer, Ticket
 from kvstore.units import Nanos, to_seconds
 
 log = logging.getLogger(__name__)
@@ -85,18 +85,31 @@ class NodeCalls:
     async def call(self, node_id: NodeId, ask: Callable[[StoreStub], Awaitable[Answer]]) -> Answer:
         """`ask` the node. Raises LarderError; CircuitOpen without having sent anything."""
         peer = await self._trusted_peer(node_id)
-        return await self._counted(node_id, ask(StoreStub(self._channels.get(peer.address))))
+        return await self._counted(node_id, ask(await self._transport.stub(peer)))
 
     async def write(self, node_id: NodeId, writes: Sequence[PayloadWrite]) -> frozenset[WriteToken]:
         peer = await self._trusted_peer(node_id)
         return await self._counted(node_id, self._transport.write(peer, writes, timeout=self._config.write_timeout))
 
+    async def arena(self, node_id: NodeId) -> MappedArena | None:
+        """The node's host arena, if it is mapped here. Never raises."""
+        try:
+            return await self._transport.arena(await self._trusted_peer(node_id))
+        except LarderError:
+            return None
+
     async def read(
-        self, node_id: NodeId, lease_id: LeaseId, key_space: KeySpace, slots: Sequence[PayloadSlot]
+        self, node_id: NodeId, lease_id: LeaseId, ticket: Ticket, key_space: KeySpace, slots: Sequence[PayloadSlot]
     ) -> AsyncGenerator[PayloadRead, None]:
         peer = await self._trusted_peer(node_id)
         payloads = self._transport.read(
-            peer, lease_id, key_space, slots, timeout=self._config.read_timeout, idle_timeout=self._config.read_idle_timeout
+            peer,
+            lease_id,
+            key_space,
+            slots,
+            ticket=ticket,
+            timeout=self._config.read_timeout,
+            idle_timeout=self._config.read_idle_timeout,
         )
         async with aclosing(payloads):
             try:
@@ -116,6 +129,7 @@ class NodeCalls:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._transport.close()
         await self._channels.close()
 
     # -- trust

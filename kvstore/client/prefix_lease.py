@@ -9,6 +9,7 @@ from types import TracebackType
 
 from kvstore.core.extent import Tier
 from kvstore.ids import BlockRef, KeySpace, LeaseId, NodeId
+from kvstore.transport import NO_TICKET, Ticket
 from kvstore.units import Bytes, Nanos
 
 
@@ -31,7 +32,13 @@ class HeldLease:
     renew_at: Nanos
     expires_at: Nanos
     renew_until: Nanos
+    ticket: Ticket = NO_TICKET
+    """For reads through the data plane; each renewal brings a new one."""
     state: HeldState = HeldState.HELD
+
+    def lasts(self, now: Nanos) -> bool:
+        """The node still keeps what it covers. Counted from when the lease was asked for, so never longer than the node does."""
+        return self.state is HeldState.HELD and now < self.expires_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,8 @@ class LeasedCopy:
     payload_bytes: Bytes
     checksum: int
     tier: Tier
+    arena_offset: int | None = None
+    """In the host arena of its node while the lease lasts; None: not there."""
 
 
 class PrefixLease:

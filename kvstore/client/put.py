@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 from kvstore.client import metrics
@@ -15,9 +16,9 @@ from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import CommitStatus, ReserveStatus
 from kvstore.errors import LarderError
-from kvstore.ids import BlockHash, KeySpace, NodeId, WriteToken
-from kvstore.transport import PayloadWrite
-from kvstore.units import Bytes, to_seconds
+from kvstore.ids import BlockHash, KeySpace, NodeId
+from kvstore.transport import PayloadWrite, Ticket
+from kvstore.units import Bytes, Nanos, to_seconds
 
 _COMMITS_WORTH_A_RETRY = 2
 """A reservation that ran out, or bytes that changed on the way, are tried once more; then it is the machine, not chance."""
@@ -136,20 +137,27 @@ class _NodePut:
 
     async def _reserve(
         self, blocks: Sequence[BlockProgress], open_blocks: dict[BlockProgress, None]
-    ) -> tuple[dict[BlockProgress, WriteToken], list[BlockProgress]]:
+    ) -> tuple[dict[BlockProgress, PayloadWrite], list[BlockProgress]]:
         """Settles what needs no bytes; returns what was granted, and what another writer is at work on."""
+        asked_at = time.monotonic_ns()
         grants = await self._nodes.call(
             self._node_id,
             lambda stub: stub.reserve(
                 self._key_space, [(block.ref, Bytes(len(block.payload))) for block in blocks], timeout=self._config.rpc_timeout
             ),
         )
-        granted: dict[BlockProgress, WriteToken] = {}
+        granted: dict[BlockProgress, PayloadWrite] = {}
         pending: list[BlockProgress] = []
         for block, grant in zip(blocks, grants, strict=True):
             match grant.status:
                 case ReserveStatus.GRANTED:
-                    granted[block] = grant.write_token
+                    granted[block] = PayloadWrite(
+                        grant.write_token,
+                        block.payload,
+                        Ticket.from_bytes(grant.ticket),
+                        grant.arena_offset,
+                        Nanos(asked_at + grant.ttl * 9 // 10),
+                    )
                 case ReserveStatus.PENDING:
                     pending.append(block)
                 case ReserveStatus.EXISTS:
@@ -158,12 +166,11 @@ class _NodePut:
                     self._fail(block, grant.status.name.lower(), open_blocks)
         return granted, pending
 
-    async def _send(self, granted: dict[BlockProgress, WriteToken]) -> dict[BlockProgress, CommitStatus]:
+    async def _send(self, granted: dict[BlockProgress, PayloadWrite]) -> dict[BlockProgress, CommitStatus]:
         """Bytes, then the commit. A refused write token counts as a reservation that ran out."""
-        writes = [PayloadWrite(token, block.payload) for block, token in granted.items()]
-        refused = await self._nodes.write(self._node_id, writes)
-        statuses = {block: CommitStatus.EXPIRED for block, token in granted.items() if token in refused}
-        taken = {block: token for block, token in granted.items() if token not in refused}
+        refused = await self._nodes.write(self._node_id, list(granted.values()))
+        statuses = {block: CommitStatus.EXPIRED for block, write in granted.items() if write.write_token in refused}
+        taken = {block: write.write_token for block, write in granted.items() if write.write_token not in refused}
         if taken:
             items = [(token, block.checksum) for block, token in taken.items()]
             answers = await self._nodes.call(self._node_id, lambda stub: stub.commit(items, timeout=self._config.rpc_timeout))

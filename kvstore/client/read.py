@@ -6,21 +6,26 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
 
 from kvstore.client import metrics
-from kvstore.client.answers import ReadBlock
+from kvstore.client.answers import ReadBlock, owned
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.lease_keeper import LeaseKeeper
 from kvstore.client.node_calls import NodeCalls, reason_of
-from kvstore.client.prefix_lease import HeldState, LeasedCopy, PrefixLease
+from kvstore.client.prefix_lease import HeldLease, HeldState, LeasedCopy, PrefixLease
 from kvstore.clock import Clock
 from kvstore.codec.checksum import payload_checksum
 from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
+from kvstore.transport.shm_transport import INLINE_COPY_BYTES
 
+_hits = metrics.read_outcomes.labels("hit", "ok")
 _LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
 
 
@@ -39,12 +44,15 @@ class _Wanted:
 class PrefixRead:
     """One read of one lease. `run` puts every block into `arrived`, then ends. None in there: nothing more comes."""
 
-    def __init__(self, lease: PrefixLease, nodes: NodeCalls, keeper: LeaseKeeper, *, config: ClientConfig, clock: Clock) -> None:
+    def __init__(
+        self, lease: PrefixLease, nodes: NodeCalls, keeper: LeaseKeeper, *, config: ClientConfig, clock: Clock, in_place: bool
+    ) -> None:
         self._lease = lease
         self._nodes = nodes
         self._keeper = keeper
         self._config = config
         self._clock = clock
+        self._in_place = in_place
         self._budget = ByteBudget(config.read_ahead_bytes)
         self.arrived: asyncio.Queue[ReadBlock | None] = asyncio.Queue()
 
@@ -81,14 +89,16 @@ class PrefixRead:
             block.asked.add(held.node_id)
         if held.state is not HeldState.HELD:
             return _all_failed(batch, ReadOutcome.NOT_LEASED)
+        failed, batch = await self._read_mapped(batch)
+        if not batch:
+            return failed
         size: int = sum(block.copy.payload_bytes for block in batch)
         await self._budget.take(size)
-        slots = [PayloadSlot(self._lease.chain[block.index].hash, memoryview(bytearray(block.copy.payload_bytes))) for block in batch]
+        slots = [PayloadSlot(self._lease.chain[block.index].hash, _fresh_memory(block.copy.payload_bytes)) for block in batch]
         open_items = set(range(len(batch)))
-        failed: list[_Wanted] = []
         stream_reason = ReadOutcome.MALFORMED.value
         try:
-            async with aclosing(self._nodes.read(held.node_id, held.lease_id, self._lease.key_space, slots)) as payloads:
+            async with aclosing(self._nodes.read(held.node_id, held.lease_id, held.ticket, self._lease.key_space, slots)) as payloads:
                 async for payload in payloads:
                     block, bytes_read = batch[payload.item], slots[payload.item].into
                     open_items.discard(payload.item)
@@ -107,6 +117,62 @@ class PrefixRead:
         finally:
             await self._budget.give_back(size)
         return failed + _all_failed([batch[item] for item in sorted(open_items)], stream_reason)
+
+    async def _read_mapped(self, batch: Sequence[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
+        """From the node's arena, where it is mapped here. Returns (what failed, with its reason; what must be read another way).
+
+        No word to the node: the lease keeps the bytes where they are, and whether it lasted is looked at after the last touch of them.
+        """
+        held = batch[0].copy.held
+        arena = await self._nodes.arena(held.node_id) if any(block.copy.arena_offset is not None for block in batch) else None
+        if arena is None:
+            return [], list(batch)
+        mapped: list[tuple[_Wanted, memoryview]] = []
+        others: list[_Wanted] = []
+        for block in batch:
+            offset = block.copy.arena_offset
+            found = None if offset is None else arena.view(offset, block.copy.payload_bytes)
+            if found is None:
+                others.append(block)
+            else:
+                mapped.append((block, found))
+        size = sum(len(found) for _, found in mapped)
+        await self._budget.take(size)
+        failed: list[_Wanted] = []
+        still_good = partial(self._still_good, held) if self._in_place else owned
+        try:
+            for block, found in mapped:
+                copy = block.copy
+                good, payload = await self._take_mapped(found, copy.checksum)
+                lasts = held.lasts(self._clock.now())
+                if good and lasts:
+                    size -= len(found)
+                    self._arrive(ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", still_good))
+                    continue
+                failed.append(block)
+                block.reason = "bad_checksum" if lasts else ReadOutcome.NOT_LEASED.value
+                if lasts:
+                    self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
+        finally:
+            await self._budget.give_back(size)
+        return failed, others
+
+    async def _take_mapped(self, found: memoryview, checksum: int) -> tuple[bool, memoryview]:
+        """(whether the bytes are right, the bytes: a copy unless they are used in place)."""
+
+        def take() -> tuple[bool, memoryview]:
+            payload = found
+            if not self._in_place:
+                payload = _fresh_memory(len(found))
+                payload[:] = found
+            return not self._config.verify_mapped or payload_checksum(payload) == checksum, payload
+
+        if self._in_place and not self._config.verify_mapped:
+            return True, found
+        return take() if len(found) <= INLINE_COPY_BYTES else await asyncio.to_thread(take)
+
+    def _still_good(self, held: HeldLease) -> bool:
+        return held.lasts(self._clock.now())
 
     async def _fall_over(self, failed: Sequence[_Wanted]) -> None:
         """Each to the next replica of its stripe, or to a miss when there is none."""
@@ -150,13 +216,15 @@ class PrefixRead:
             await self._fall_over(_all_failed(wanted, reason_of(error)))
             return
         if acquired.lease_id:
-            held = self._keeper.hold(node_id, acquired.lease_id, self._lease.key_space, ttl=acquired.ttl, asked_at=asked_at)
+            held = self._keeper.hold(
+                node_id, acquired.lease_id, self._lease.key_space, ttl=acquired.ttl, asked_at=asked_at, ticket=acquired.ticket
+            )
             self._lease.add(held)
             for block, copy in zip(wanted, acquired.copies, strict=True):
                 if copy is None:
                     missing.append(block)
                 else:
-                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier)
+                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset)
                     found.append(block)
         else:
             missing = list(wanted)
@@ -167,8 +235,16 @@ class PrefixRead:
                 group.create_task(self._fall_over(_all_failed(missing, "not_found")))
 
     def _arrive(self, block: ReadBlock) -> None:
-        metrics.read_outcomes.labels("miss" if block.payload is None else "hit", block.reason).inc()
+        if block.payload is not None:
+            _hits.inc()
+        else:
+            metrics.read_outcomes.labels("miss", block.reason).inc()
         self.arrived.put_nowait(block)
+
+
+def _fresh_memory(size: int) -> memoryview:
+    """Not zeroed first: every byte of it is written before anybody reads it."""
+    return np.empty(size, np.uint8).data
 
 
 def _all_failed(blocks: Sequence[_Wanted], reason: str) -> list[_Wanted]:

@@ -21,7 +21,7 @@ from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, BlockRef, KeySpace, NodeId
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
-from kvstore.transport import GrpcTransport, PayloadTransport
+from kvstore.transport import AutoTransport, PayloadTransport
 from kvstore.units import Nanos
 
 
@@ -49,7 +49,7 @@ class StoreClient:
             views,
             Router(replicas=replicas, config=self._config),
             channels,
-            transport or GrpcTransport(channels),
+            transport or AutoTransport(channels, kinds=self._config.transports),
             config=self._config,
             clock=self._clock,
         )
@@ -99,9 +99,12 @@ class StoreClient:
             )
             if not acquired.lease_id:
                 return [None] * len(blocks)
-            held = self._keeper.hold(node_id, acquired.lease_id, key_space, ttl=acquired.ttl, asked_at=asked_at)
+            held = self._keeper.hold(node_id, acquired.lease_id, key_space, ttl=acquired.ttl, asked_at=asked_at, ticket=acquired.ticket)
             held_here.append(held)
-            return [LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier) if copy else None for copy in acquired.copies]
+            return [
+                LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset) if copy else None
+                for copy in acquired.copies
+            ]
 
         def give_all_back(_: object) -> None:
             for held in held_here:
@@ -119,16 +122,21 @@ class StoreClient:
         self._give_back_surplus(held_here, copies, zip(chain[run:], search.found[run:], strict=True))
         return PrefixLease(key_space, tuple(chain[:run]), copies, {copy.held for copy in copies}, give_back=self._keeper.give_back)
 
-    async def read(self, lease: PrefixLease, *, indices: Sequence[int] | None = None) -> AsyncGenerator[ReadBlock, None]:
+    async def read(
+        self, lease: PrefixLease, *, indices: Sequence[int] | None = None, in_place: bool = False
+    ) -> AsyncGenerator[ReadBlock, None]:
         """Yield the leased blocks (those at `indices` of the run; default all) as they arrive, in any order, each exactly once.
 
         Each payload is verified. A replica that fails, stands still or gives other bytes is replaced by the next one, block by block;
         `payload` is None when none could give it. Leaving the loop early, or cancelling it, stops the transfers (use `aclosing`).
+
+        `in_place`: payloads that lie in an arena mapped into this process are not copied out of it. They are read-only and may change
+        when the lease ends: whoever has used one asks `still_good()` afterwards, and throws away what it made of it when that is False.
         """
         assert not lease.released, "a released lease gives no right to read"
         wanted = list(dict.fromkeys(range(len(lease)) if indices is None else indices))
         started = time.perf_counter()
-        reading = PrefixRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock)
+        reading = PrefixRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock, in_place=in_place)
         self._nodes.refresh()
         task = asyncio.create_task(reading.run(wanted))
         # A bug in the reading must reach the consumer, not leave it waiting.

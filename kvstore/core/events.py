@@ -191,6 +191,8 @@ class AcquiredBlock(NamedTuple):
     checksum: int
     tier: Tier
     """The fastest tier that holds it now."""
+    extent: Extent | None = None
+    """Of the copy in the host tier: it stays there until the lease ends. None without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

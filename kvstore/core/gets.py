@@ -71,7 +71,9 @@ class Gets:
             [
                 None
                 if entry is None
-                else AcquiredBlock(entry.length, entry.checksum, host if entry.host is not None and entry.host.state is _READABLE else ssd)
+                else AcquiredBlock(entry.length, entry.checksum, host, entry.host.extent)
+                if entry.host is not None and entry.host.state is _READABLE
+                else AcquiredBlock(entry.length, entry.checksum, ssd)
                 for entry in found
             ]
         )

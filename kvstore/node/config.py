@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from kvstore.core.lease import LeaseConfig
@@ -18,6 +19,12 @@ from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 MAX_SSD_THREADS = 64
 _MAX_LEASE_TTL = seconds(60)
 """What a reader gets at most, unless the default is longer."""
+
+
+class ShmAccess(StrEnum):
+    OFF = "off"
+    READ = "read"
+    READ_WRITE = "read_write"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,14 @@ class NodeConfig:
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have here; not named: no limit."""
 
+    tcp: bool = True
+    """Offer payloads over TCP; off: only by gRPC (and shared memory)."""
+    data_port: int = 0
+    """Of the payloads over TCP, on `host`; 0: a free one."""
+    shm: ShmAccess = ShmAccess.READ_WRITE
+    """Whether processes of the same user on the same machine map the host tier: off, read (the kernel refuses every write but the
+    node's own), or read_write (writers put payloads in place, and could spoil others')."""
+
     lease_ttl: Nanos = seconds(10)
     """Of a reader that asks for none."""
     reservation_ttl: Nanos = seconds(30)
@@ -82,7 +97,7 @@ class NodeConfig:
     def __post_init__(self) -> None:
         if not self.node_id:
             raise ConfigError("node_id must not be empty")
-        for key in ("port", "metrics_port"):
+        for key in ("port", "metrics_port", "data_port"):
             if not 0 <= getattr(self, key) <= 65535:
                 raise ConfigError(f"{key} must be 0 to 65535: {getattr(self, key)}")
         for key in (

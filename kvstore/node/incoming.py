@@ -33,7 +33,7 @@ class IncomingPayloads:
     def close(self, token: WriteToken) -> None:
         self._open.pop(token, None)
 
-    def take(self, token: WriteToken, offset: int, data: bytes) -> bool:
+    def take(self, token: WriteToken, offset: int, data: bytes | memoryview) -> bool:
         """Puts one chunk in place. False (and nothing written) when the token is not open, the chunk is out of order, or it runs past
         the reserved size. A payload may be sent again from offset 0."""
         incoming = self._open.get(token)
@@ -41,6 +41,23 @@ class IncomingPayloads:
             return False
         self._arena.view(incoming.extent.offset + offset, len(data))[:] = data
         incoming.received = offset + len(data)
+        return True
+
+    def room(self, token: WriteToken, length: int) -> memoryview | None:
+        """The extent itself, to be filled from its start; None when the token is not open or means another length. Look at `is_open`
+        before every touch, and say `filled` at the end."""
+        incoming = self._open.get(token)
+        if incoming is None or incoming.extent.length != length:
+            return None
+        incoming.received = 0
+        return self._arena.view(incoming.extent.offset, length)
+
+    def filled(self, token: WriteToken, length: int) -> bool:
+        """The whole payload is in its extent. False when the token is not open or means another length."""
+        incoming = self._open.get(token)
+        if incoming is None or incoming.extent.length != length:
+            return False
+        incoming.received = length
         return True
 
     def is_complete(self, token: WriteToken) -> bool:

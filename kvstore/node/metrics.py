@@ -37,6 +37,17 @@ class NodeMetrics:
             "larder_store_notes_total", "What happened to copies, by kind and reason.", ["kind", "reason"], registry=registry
         )
 
+        self.data_refused = Counter(
+            "larder_data_refused_total",
+            "Connections of the data plane closed for what came on them.",
+            ["door", "reason"],
+            registry=registry,
+        )
+        self.data_bytes = Counter(
+            "larder_data_bytes_total", "Payload bytes moved, by door and direction.", ["door", "direction"], registry=registry
+        )
+        self.data_connections = Gauge("larder_data_connections", "Open connections of the data plane.", ["door"], registry=registry)
+
     def show_tier(self, tier: Tier, used: Callable[[], int]) -> None:
         """`used` is called at each scrape, in the scraper's thread."""
         self._tier_bytes.labels(tier.name.lower()).set_function(used)

@@ -168,7 +168,7 @@ class Node:
                 for instruction in self.state.handle(self._events.popleft(), self._clock.now()):
                     self._execute(instruction)
         except Exception as error:
-            self._crash(error)
+            self.crash(error)
             raise
         finally:
             self._feeding = False
@@ -289,9 +289,10 @@ class Node:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._crash(error)
+            self.crash(error)
 
-    def _crash(self, error: BaseException) -> None:
+    def crash(self, error: BaseException) -> None:
+        """A bug of this process: `until_crash` raises it."""
         if not self._crashed.done():
             logger.critical("the store's state is not to be trusted any more", exc_info=error)
             self._crashed.set_exception(error)

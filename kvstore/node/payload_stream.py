@@ -11,6 +11,7 @@ from typing import Any
 from kvpb.v1 import store_pb2
 
 from kvstore.core.events import ReadItem, ReadOutcome, ReadStatus
+from kvstore.core.extent import Tier
 from kvstore.errors import CorruptPayload, Unavailable
 from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import PayloadSource
@@ -46,7 +47,7 @@ async def _chunks_of(read: OpenRead, source: PayloadSource) -> AsyncGenerator[st
     No byte leaves before its whole payload has been checked, nor after the read was closed (its extents may then hold another block).
     Records the outcome of each item in the read; the caller finishes it.
     """
-    async with aclosing(_payloads(read, source)) as payloads:
+    async with aclosing(payloads_of(read, source)) as payloads:
         async for index, payload in payloads:
             if isinstance(payload, ReadStatus):
                 yield store_pb2.ReadChunk(item=index, status=int(payload), last=True)
@@ -63,15 +64,18 @@ async def _chunks_of(read: OpenRead, source: PayloadSource) -> AsyncGenerator[st
                 )
 
 
-async def _payloads(read: OpenRead, source: PayloadSource) -> AsyncGenerator[tuple[int, memoryview | ReadStatus], None]:
+async def payloads_of(
+    read: OpenRead, source: PayloadSource, *, check_host: bool = True
+) -> AsyncGenerator[tuple[int, memoryview | ReadStatus], None]:
+    """Every item in order: its payload, or why there is none. Without `check_host` those of the host tier come in place and unchecked."""
     tasks: dict[int, asyncio.Task[memoryview | ReadStatus]] = {}
     try:
         for index in range(len(read.items)):
             for ahead in range(index, min(index + READ_AHEAD, len(read.items))):
-                if ahead not in tasks and _is_slow(read.items[ahead], source):
-                    tasks[ahead] = asyncio.get_running_loop().create_task(_payload(read, ahead, source))
+                if ahead not in tasks and _is_slow(read.items[ahead], source, check_host=check_host):
+                    tasks[ahead] = asyncio.get_running_loop().create_task(_payload(read, ahead, source, check_host=check_host))
             task = tasks.get(index)
-            yield index, await (_payload(read, index, source) if task is None else task)
+            yield index, await (_payload(read, index, source, check_host=check_host) if task is None else task)
             tasks.pop(index, None)
     finally:
         for task in tasks.values():
@@ -79,13 +83,15 @@ async def _payloads(read: OpenRead, source: PayloadSource) -> AsyncGenerator[tup
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
 
-async def _payload(read: OpenRead, index: int, source: PayloadSource) -> memoryview | ReadStatus:
+async def _payload(read: OpenRead, index: int, source: PayloadSource, *, check_host: bool) -> memoryview | ReadStatus:
     item = read.items[index]
     if item.status is not ReadStatus.OK:
         return item.status
     if not read.is_open:
         return ReadStatus.NOT_LEASED
     assert item.extent is not None
+    if not check_host and item.extent.tier is Tier.HOST:
+        return source.host_view(item.extent)
     try:
         return await source.read(item.extent, item.checksum)
     except CorruptPayload:
@@ -101,5 +107,7 @@ async def _payload(read: OpenRead, index: int, source: PayloadSource) -> memoryv
     return _STATUS_OF[outcome]
 
 
-def _is_slow(item: ReadItem, source: PayloadSource) -> bool:
-    return item.extent is not None and not source.is_quick(item.extent)
+def _is_slow(item: ReadItem, source: PayloadSource, *, check_host: bool) -> bool:
+    if item.extent is None:
+        return False
+    return item.extent.tier is not Tier.HOST if not check_host else not source.is_quick(item.extent)

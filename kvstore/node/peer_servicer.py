@@ -8,22 +8,17 @@ from typing import Any
 from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
 
 from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
     AnswerList,
-    AnswerRelease,
     ListRequested,
     OwnedBlock,
-    ReleaseRequested,
 )
 from kvstore.core.placement import place
 from kvstore.errors import InvalidRequest, StaleView
-from kvstore.ids import BlockHash, BlockRef, NodeId, StripeId
+from kvstore.ids import NodeId, StripeId
 from kvstore.node.config import NodeConfig
 from kvstore.node.node import Node
-from kvstore.node.payload_stream import send_payloads
 from kvstore.registry.view_source import ViewSource
-from kvstore.rpc.convert import block_ref_to_proto, hashes_from_proto, key_space_from_proto, key_space_to_proto
+from kvstore.rpc.convert import block_ref_to_proto, key_space_to_proto
 from kvstore.rpc.server import guarded
 
 _BLOCKS_PER_MESSAGE = 1024
@@ -61,27 +56,6 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
                 await context.write(
                     peer_pb2.OwnedBlocks(key_space=key_space_to_proto(key_space), blocks=[_owned_to_proto(block) for block in part])
                 )
-
-    @guarded
-    async def Pull(self, request: peer_pb2.PullRequest, context: Any) -> None:
-        """A read of single blocks, so each is asked for as a chain of its own; the lease is this call's and ends with it."""
-        key_space = key_space_from_proto(request.key_space)
-        hashes = hashes_from_proto(request.hashes)
-        acquire = AcquireRequested(
-            request_id=self._node.next_request_id(), key_space=key_space, blocks=tuple(_alone(digest) for digest in hashes)
-        )
-        lease_id = (await self._node.ask(acquire, AnswerAcquire)).lease_id
-        read = await self._node.open_read(lease_id, key_space, hashes)
-        try:
-            await send_payloads(read, self._node.source, context, deadline=self._config.read_deadline)
-        finally:
-            read.finish()
-            release = ReleaseRequested(request_id=self._node.next_request_id(), lease_id=lease_id, key_space=key_space)
-            await self._node.ask(release, AnswerRelease)
-
-
-def _alone(digest: BlockHash) -> BlockRef:
-    return BlockRef(hash=digest, parent=digest, stripe=StripeId(digest), index=0)
 
 
 def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import (
     AnswerCommit,
     AnswerProbe,
@@ -15,7 +16,6 @@ from kvstore.core.events import (
     CommitRequested,
     CommitStatus,
     ProbeRequested,
-    ReadStatus,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,
@@ -23,11 +23,12 @@ from kvstore.core.events import (
 )
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
-from kvstore.ids import BlockHash, Epoch, KeySpace, NodeId, WriteToken
+from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, NodeId, StripeId, WriteToken
 from kvstore.node.node import Node
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.peer_stub import PeerBlock, PeerStub
+from kvstore.transport import PayloadSlot, PayloadTransport, Peer, ReadOutcome, Ticket
 from kvstore.units import Nanos, seconds
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ _BATCH_BLOCKS = 16
 """Reserved, pulled and committed together: a few MiB, so that repair takes little of the host tier at a time."""
 _LIST_TIMEOUT: Nanos = seconds(60)
 _PULL_TIMEOUT: Nanos = seconds(30)
+_IDLE_TIMEOUT: Nanos = seconds(5)
+_ACQUIRE_TIMEOUT: Nanos = seconds(5)
 _SOURCE_STATES = (MemberState.ACTIVE, MemberState.SUSPECT, MemberState.DRAINING)
 
 
@@ -55,11 +58,12 @@ class RepairCount:
 class Repair:
     """One run. A peer that fails is passed over: what it alone had stays missing, and is counted."""
 
-    def __init__(self, node: Node, *, node_id: NodeId, views: ViewSource, channels: ChannelPool) -> None:
+    def __init__(self, node: Node, *, node_id: NodeId, views: ViewSource, channels: ChannelPool, transport: PayloadTransport) -> None:
         self._node = node
         self._node_id = node_id
         self._views = views
         self._channels = channels
+        self._transport = transport
         self.count = RepairCount()
 
     async def run(self) -> AsyncGenerator[RepairCount, None]:
@@ -123,12 +127,42 @@ class Repair:
         return CommitItem(token, block.checksum, received)
 
     async def _pull(self, peer: Member, key_space: KeySpace, granted: Sequence[tuple[PeerBlock, WriteToken]]) -> None:
-        """Bytes go into the reserved extents; what did not come whole is found out by the commit."""
+        """As any reader: under a lease that ends with this call, by the best transport. Bytes go into the reserved extents; what did not
+        come whole is found out by the commit."""
         if not granted:
             return
-        hashes = [block.block.hash for block, _ in granted]
-        chunks = PeerStub(self._channels.get(peer.address)).pull(key_space, hashes, timeout=_PULL_TIMEOUT)
-        async with aclosing(chunks):
-            async for chunk in chunks:
-                if chunk.item < len(granted) and chunk.status == ReadStatus.OK:
-                    self._node.incoming.take(granted[chunk.item][1], chunk.offset_bytes, chunk.data)
+        source = Peer(peer.node_id, peer.boot_id, peer.address)
+        stub = await self._transport.stub(source)
+        alone = [_alone(block.block.hash) for block, _ in granted]
+        acquired = await stub.acquire_prefix(key_space, alone, ttl=_PULL_TIMEOUT, timeout=_ACQUIRE_TIMEOUT)
+        if not acquired.lease_id:
+            return
+        # Not straight into the extents: a reservation may end while its bytes are on the way.
+        slots = [PayloadSlot(block.block.hash, memoryview(bytearray(block.payload_bytes))) for block, _ in granted]
+        payloads = self._transport.read(
+            source,
+            acquired.lease_id,
+            key_space,
+            slots,
+            ticket=Ticket.from_bytes(acquired.ticket),
+            timeout=_PULL_TIMEOUT,
+            idle_timeout=_IDLE_TIMEOUT,
+        )
+        corrupt: list[BlockHash] = []
+        try:
+            async with aclosing(payloads):
+                async for payload in payloads:
+                    (block, token), data = granted[payload.item], slots[payload.item].into
+                    if payload.outcome is not ReadOutcome.OK:
+                        continue
+                    if payload_checksum(data) == block.checksum:
+                        self._node.incoming.take(token, 0, data)
+                    else:
+                        corrupt.append(block.block.hash)  # the peer shall look at its copy
+        finally:
+            await stub.release(acquired.lease_id, key_space, corrupt_hashes=corrupt, timeout=_ACQUIRE_TIMEOUT)
+
+
+def _alone(digest: BlockHash) -> BlockRef:
+    """A chain of its own: a repair takes single blocks."""
+    return BlockRef(hash=digest, parent=digest, stripe=StripeId(digest), index=0)

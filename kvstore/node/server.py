@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -19,7 +20,8 @@ from kvstore.core.store_state import StoreState
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.node.admin_servicer import AdminServicer
-from kvstore.node.config import NodeConfig
+from kvstore.node.config import NodeConfig, ShmAccess
+from kvstore.node.data_doors import DataDoors
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.peer_servicer import PeerServicer
@@ -32,6 +34,9 @@ from kvstore.rpc.server import bind, make_server
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.ssd import SsdRegions
 from kvstore.tiers.tier import Tier
+from kvstore.transport import AutoTransport
+from kvstore.transport.shared_arena import machine_identity
+from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Bytes, Nanos, to_milliseconds
 
 logger = logging.getLogger(__name__)
@@ -61,9 +66,10 @@ class NodeServer:
         self._views = views
         self._clock = clock or SystemClock()
         self._metrics = NodeMetrics(metrics_registry or CollectorRegistry())
+        self._tickets = TicketOffice()
         self._started_at = self._clock.now()
         with contextlib.ExitStack() as opening:
-            self.host = HostArena(config.host_capacity)
+            self.host = HostArena(config.host_capacity, sealed=config.shm is not ShmAccess.READ_WRITE)
             opening.callback(self.host.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
@@ -112,12 +118,22 @@ class NodeServer:
             self._node = Node(self._state, host=self.host, ssd=self._ssd, config=self.config, clock=self._clock, on_note=self._metrics.note)
             self._server = make_server()
             self._channels = ChannelPool()
+            self._transport = AutoTransport(self._channels)
             self.port = bind(self._server, host=self.config.host, port=self.config.port)
+            self._doors = DataDoors(
+                self._node,
+                config=self.config,
+                boot_id=self.boot_id,
+                arena=self.host,
+                tickets=self._tickets,
+                metrics=self._metrics,
+            )
+            self._doors.start()
         except BaseException:
             self._tiers.close()
             raise
         self._node.start(recovered)
-        store = StoreServicer(self._node, config=self.config, metrics=self._metrics, hello=self._hello)
+        store = StoreServicer(self._node, config=self.config, metrics=self._metrics, tickets=self._tickets, hello=self._hello)
         store_pb2_grpc.add_StoreServiceServicer_to_server(store, self._server)
         peer = PeerServicer(self._node, config=self.config, views=self._views, hello=self._hello)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(peer, self._server)
@@ -130,8 +146,10 @@ class NodeServer:
         SSD folder."""
         self.member_state = MemberState.DRAINING
         await self._server.stop(STOP_GRACE_S)
+        await self._doors.stop()
         await self._node.stop()
         self.member_state = MemberState.LEFT
+        await self._transport.close()
         await self._channels.close()
         self._tiers.close()
 
@@ -151,6 +169,8 @@ class NodeServer:
             leases=status.leases,
             reservations=status.reservations,
             counters=dict(status.counters),
+            cpu_ns=time.process_time_ns(),
+            data_connections=dict(self._doors.connections),
         )
 
     def _used_bytes(self, tier: CoreTier) -> int:
@@ -158,8 +178,16 @@ class NodeServer:
 
     def _hello(self) -> store_pb2.HelloResponse:
         return store_pb2.HelloResponse(
-            node_id=self.config.node_id, boot_id=self.boot_id, epoch=self._views.view.epoch, state=self.member_state.value
+            node_id=self.config.node_id,
+            boot_id=self.boot_id,
+            epoch=self._views.view.epoch,
+            state=self.member_state.value,
+            data_port=self._doors.port,
+            local_door=self._doors.local_door,
+            machine=machine_identity(),
         )
 
     def _make_repair(self) -> Repair:
-        return Repair(self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels)
+        return Repair(
+            self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels, transport=self._transport
+        )

@@ -24,6 +24,7 @@ from kvstore.core.events import (
     ReleaseRequested,
     RenewRequested,
     ReservationsAbandoned,
+    ReserveGrant,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
@@ -43,12 +44,22 @@ from kvstore.rpc.convert import (
     key_space_from_proto,
 )
 from kvstore.rpc.server import guarded
+from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Nanos, milliseconds, to_milliseconds, to_seconds
 
 
 class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc]  # generated code has no types
-    def __init__(self, node: Node, *, config: NodeConfig, metrics: NodeMetrics, hello: Callable[[], store_pb2.HelloResponse]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        *,
+        config: NodeConfig,
+        metrics: NodeMetrics,
+        tickets: TicketOffice,
+        hello: Callable[[], store_pb2.HelloResponse],
+    ) -> None:
         self._node = node
+        self._tickets = tickets
         self._config = config
         self._metrics = metrics
         self._hello = hello
@@ -62,6 +73,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         check_batch(request.items, "items")
         key_space = key_space_from_proto(request.key_space)
         items = tuple(ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes)) for item in request.items)
+        expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
         answer = await self._node.ask(
             ReserveRequested(request_id=self._node.next_request_id(), key_space=key_space, items=items), AnswerReserve
         )
@@ -69,7 +81,8 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
             if grant.status is not ReserveStatus.GRANTED:
                 self._metrics.put_refused(grant.status)
         return store_pb2.ReserveResponse(
-            grants=[store_pb2.ReserveGrant(status=int(grant.status), write_token=grant.write_token) for grant in answer.grants]
+            grants=[self._grant(grant, expires_at=expires_at) for grant in answer.grants],
+            reservation_ttl_ms=_ttl_ms(self._config.reservation_ttl),
         )
 
     @guarded
@@ -126,12 +139,23 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         )
         answer = await self._node.ask(acquire, AnswerAcquire)
         blocks = [
-            store_pb2.AcquiredBlock(found=True, payload_bytes=block.payload_bytes, checksum_xxh3=block.checksum, tier=int(block.tier))
+            store_pb2.AcquiredBlock(
+                found=True,
+                payload_bytes=block.payload_bytes,
+                checksum_xxh3=block.checksum,
+                tier=int(block.tier),
+                arena_offset=None if block.extent is None else block.extent.offset,
+            )
             if block is not None
             else store_pb2.AcquiredBlock()
             for block in answer.blocks
         ]
-        return store_pb2.AcquirePrefixResponse(lease_id=answer.lease_id, lease_ttl_ms=_ttl_ms(answer.ttl), blocks=blocks)
+        return store_pb2.AcquirePrefixResponse(
+            lease_id=answer.lease_id,
+            lease_ttl_ms=_ttl_ms(answer.ttl),
+            blocks=blocks,
+            ticket=self._lease_ticket(answer.lease_id, answer.ttl),
+        )
 
     @guarded
     async def ReadPayloads(self, request: store_pb2.ReadRequest, context: Any) -> None:
@@ -150,7 +174,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         answer = await self._node.ask(renew, AnswerRenew)
         if answer.ttl == 0:
             raise LeaseExpired(f"lease {request.lease_id} is gone; acquire again")
-        return store_pb2.RenewResponse(lease_ttl_ms=_ttl_ms(answer.ttl))
+        return store_pb2.RenewResponse(lease_ttl_ms=_ttl_ms(answer.ttl), ticket=self._lease_ticket(LeaseId(request.lease_id), answer.ttl))
 
     @guarded
     async def Release(self, request: store_pb2.ReleaseRequest, context: Any) -> store_pb2.ReleaseResponse:
@@ -173,6 +197,19 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
             hashes=tuple(block.hash for block in blocks),
         )
         return store_pb2.DeleteResponse(deleted=(await self._node.ask(delete, AnswerDelete)).deleted)
+
+    def _lease_ticket(self, lease_id: LeaseId, ttl: Nanos) -> bytes:
+        if not lease_id:
+            return b""
+        return self._tickets.for_lease(lease_id, expires_at=Nanos(self._node.now() + ttl)).to_bytes()
+
+    def _grant(self, grant: ReserveGrant, *, expires_at: Nanos) -> store_pb2.ReserveGrant:
+        if grant.extent is None:
+            return store_pb2.ReserveGrant(status=int(grant.status))
+        ticket = self._tickets.for_write(grant.write_token, length=grant.extent.length, expires_at=expires_at)
+        return store_pb2.ReserveGrant(
+            status=int(grant.status), write_token=grant.write_token, arena_offset=grant.extent.offset, ticket=ticket.to_bytes()
+        )
 
     def _payload_bytes(self, size: int) -> int:
         if not 0 < size <= self._config.host_capacity:

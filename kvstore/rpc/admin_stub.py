@@ -41,6 +41,10 @@ class NodeReport:
     leases: int
     reservations: int
     counters: dict[str, int]
+    cpu_ns: int
+    """User and system time of the process since its start."""
+    data_connections: dict[str, int]
+    """Open now, by kind of door."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,8 @@ class AdminStub:
             leases=answer.leases,
             reservations=answer.reservations,
             counters=dict(sorted(answer.counters.items())),
+            cpu_ns=answer.cpu_ns,
+            data_connections=dict(sorted(answer.data_connections.items())),
         )
 
     async def locate(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> list[BlockReport]:

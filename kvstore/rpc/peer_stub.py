@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
-from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
+from kvpb.v1 import peer_pb2, peer_pb2_grpc
 
-from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, NodeId
-from kvstore.rpc.convert import block_ref_from_proto, key_space_from_proto, key_space_to_proto
+from kvstore.ids import BlockRef, Epoch, KeySpace, NodeId
+from kvstore.rpc.convert import block_ref_from_proto, key_space_from_proto
 from kvstore.rpc.errors import error_of
 from kvstore.units import Bytes, Nanos, to_seconds
 
@@ -39,18 +39,6 @@ class PeerStub:
                     for owned in message.blocks
                 ]
                 yield key_space_from_proto(message.key_space), blocks
-        except grpc.RpcError as error:
-            raise error_of(error) from None
-        finally:
-            call.cancel()
-
-    async def pull(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos) -> AsyncGenerator[store_pb2.ReadChunk, None]:
-        """Payloads in the order asked, chunk by chunk."""
-        request = peer_pb2.PullRequest(key_space=key_space_to_proto(key_space), hashes=hashes)
-        call = self._stub.Pull(request, timeout=to_seconds(timeout))
-        try:
-            while (message := await call.read()) is not grpc.aio.EOF:
-                yield message
         except grpc.RpcError as error:
             raise error_of(error) from None
         finally:

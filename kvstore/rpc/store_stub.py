@@ -37,12 +37,22 @@ class Greeting:
     boot_id: BootId
     epoch: Epoch
     state: str
+    data_port: int
+    """0: no TCP door."""
+    local_door: str
+    """Name of an abstract Unix socket; empty: none."""
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
     status: ReserveStatus
     write_token: WriteToken
+    arena_offset: int
+    ticket: bytes
+    """Of the data plane; empty: the node has none."""
+    ttl: Nanos
+    """Of the reservation, from some time after the call was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,8 @@ class FoundCopy:
     payload_bytes: Bytes
     checksum: int
     tier: Tier
+    arena_offset: int | None
+    """In the node's host arena, as long as the lease lasts; None: not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +70,8 @@ class Acquired:
     ttl: Nanos
     copies: tuple[FoundCopy | None, ...]
     """In the order asked; None: not there."""
+    ticket: bytes
+    """For reads through the data plane; empty: the node has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +98,15 @@ class StoreStub:
 
     async def hello(self, *, timeout: Nanos) -> Greeting:
         answer = await _answer(self._stub.Hello(store_pb2.HelloRequest(), timeout=to_seconds(timeout)))
-        return Greeting(NodeId(answer.node_id), BootId(answer.boot_id), Epoch(answer.epoch), answer.state)
+        return Greeting(
+            NodeId(answer.node_id),
+            BootId(answer.boot_id),
+            Epoch(answer.epoch),
+            answer.state,
+            answer.data_port,
+            answer.local_door,
+            answer.machine,
+        )
 
     async def reserve(self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
         """One grant per item, in order."""
@@ -94,7 +116,11 @@ class StoreStub:
         )
         answer = await _answer(self._stub.Reserve(request, timeout=to_seconds(timeout)))
         _same_length(answer.grants, items)
-        return [Grant(_status(ReserveStatus, grant.status), WriteToken(grant.write_token)) for grant in answer.grants]
+        ttl = milliseconds(answer.reservation_ttl_ms)
+        return [
+            Grant(_status(ReserveStatus, grant.status), WriteToken(grant.write_token), grant.arena_offset, grant.ticket, ttl)
+            for grant in answer.grants
+        ]
 
     async def write_payloads(self, chunks: Iterable[WrittenChunk], *, timeout: Nanos) -> frozenset[WriteToken]:
         """Send the chunks in one stream, at the pace the node takes them. Returns the write tokens it refused."""
@@ -125,10 +151,17 @@ class StoreStub:
         answer = await _answer(self._stub.AcquirePrefix(request, timeout=to_seconds(timeout)))
         _same_length(answer.blocks, blocks)
         copies = tuple(
-            FoundCopy(Bytes(block.payload_bytes), block.checksum_xxh3, _status(Tier, block.tier)) if block.found else None
+            FoundCopy(
+                Bytes(block.payload_bytes),
+                block.checksum_xxh3,
+                _status(Tier, block.tier),
+                block.arena_offset if block.HasField("arena_offset") else None,
+            )
+            if block.found
+            else None
             for block in answer.blocks
         )
-        return Acquired(LeaseId(answer.lease_id), milliseconds(answer.lease_ttl_ms), copies)
+        return Acquired(LeaseId(answer.lease_id), milliseconds(answer.lease_ttl_ms), copies, answer.ticket)
 
     async def read_payloads(
         self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos
@@ -148,11 +181,11 @@ class StoreStub:
         finally:
             call.cancel()
 
-    async def renew(self, lease_id: LeaseId, *, ttl: Nanos | None, timeout: Nanos) -> Nanos:
-        """The lease's new time to live. Raises LeaseExpired when it is gone."""
+    async def renew(self, lease_id: LeaseId, *, ttl: Nanos | None, timeout: Nanos) -> tuple[Nanos, bytes]:
+        """The lease's new time to live, and its new ticket. Raises LeaseExpired when it is gone."""
         request = store_pb2.RenewRequest(lease_id=lease_id, lease_ttl_ms=_ttl_ms(ttl))
         answer = await _answer(self._stub.Renew(request, timeout=to_seconds(timeout)))
-        return milliseconds(answer.lease_ttl_ms)
+        return milliseconds(answer.lease_ttl_ms), answer.ticket
 
     async def release(
         self,

@@ -1,6 +1,31 @@
-"""The data plane: how payload bytes travel. No decisions; the client chooses, this moves."""
+"""The data plane: how payload bytes travel. The client chooses the node, this moves the bytes."""
 
+from kvstore.transport.choice import ALL_KINDS, AutoTransport, Choice, TransportKind
 from kvstore.transport.grpc_transport import GrpcTransport
-from kvstore.transport.payload_transport import PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer, ReadOutcome
+from kvstore.transport.payload_transport import (
+    MappedArena,
+    PayloadRead,
+    PayloadSlot,
+    PayloadTransport,
+    PayloadWrite,
+    Peer,
+    ReadOutcome,
+)
+from kvstore.transport.ticket import NO_TICKET, Ticket
 
-__all__ = ["GrpcTransport", "PayloadRead", "PayloadSlot", "PayloadTransport", "PayloadWrite", "Peer", "ReadOutcome"]
+__all__ = [
+    "ALL_KINDS",
+    "NO_TICKET",
+    "AutoTransport",
+    "Choice",
+    "GrpcTransport",
+    "MappedArena",
+    "PayloadRead",
+    "PayloadSlot",
+    "PayloadTransport",
+    "PayloadWrite",
+    "Peer",
+    "ReadOutcome",
+    "Ticket",
+    "TransportKind",
+]

@@ -15,10 +15,11 @@ from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
 from kvstore.rpc.store_stub import DeadlinePassed, ReceivedChunk, StoreStub, WrittenChunk
-from kvstore.transport.payload_transport import PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
+from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
+from kvstore.transport.ticket import NO_TICKET, Ticket
 from kvstore.units import Bytes, Nanos, to_milliseconds, to_seconds
 
-_OUTCOME_OF = {
+OUTCOME_OF: dict[int, ReadOutcome] = {
     ReadStatus.OK: ReadOutcome.OK,
     ReadStatus.NOT_LEASED: ReadOutcome.NOT_LEASED,
     ReadStatus.CORRUPT: ReadOutcome.CORRUPT,
@@ -32,11 +33,25 @@ class GrpcTransport:
     def __init__(self, channels: ChannelPool) -> None:
         self._channels = channels
 
+    async def stub(self, peer: Peer) -> StoreStub:
+        return StoreStub(self._channels.get(peer.address))
+
+    async def arena(self, peer: Peer) -> MappedArena | None:
+        return None
+
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         return await StoreStub(self._channels.get(peer.address)).write_payloads(_chunks_of(writes), timeout=timeout)
 
     async def read(
-        self, peer: Peer, lease_id: LeaseId, key_space: KeySpace, slots: Sequence[PayloadSlot], *, timeout: Nanos, idle_timeout: Nanos
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket = NO_TICKET,
+        timeout: Nanos,
+        idle_timeout: Nanos,
     ) -> AsyncGenerator[PayloadRead, None]:
         hashes = [slot.hash for slot in slots]
         filling = SlotFilling(slots)
@@ -57,6 +72,9 @@ class GrpcTransport:
         for item in sorted(filling.open_items):
             yield PayloadRead(item, ReadOutcome.MALFORMED)
 
+    async def close(self) -> None:
+        """The channels are their owner's."""
+
 
 class SlotFilling:
     """Which slots are still open, and how far each is filled. Checks order, place and number of the bytes; does no I/O."""
@@ -72,7 +90,7 @@ class SlotFilling:
         if item not in self.open_items:
             return None
         if chunk.status is not ReadStatus.OK:
-            return self._end(item, _OUTCOME_OF[chunk.status])
+            return self._end(item, OUTCOME_OF[chunk.status])
         slot, start = self._slots[item], self._filled[item]
         end = start + len(chunk.data)
         if chunk.offset != start or end > len(slot.into) or (chunk.last and end != len(slot.into)):

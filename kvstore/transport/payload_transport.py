@@ -1,8 +1,8 @@
 """The data plane as the client sees it: payload bytes to a node for write tokens, payload bytes from a node under a lease.
 
 A transport moves bytes and checks their order and number; it takes no decision. Which node, how often and what a failure means is
-the client's; whether the bytes are the right ones is the client's too (checksum). gRPC is one implementation; shared memory, TCP
-and UCX can stand beside it.
+the client's; whether the bytes are the right ones is the client's too (checksum). Implementations:
+mapped memory (shm_transport), streams of our own framing (stream_transport), gRPC; choice.py picks one for each node.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from enum import StrEnum
 from typing import Protocol
 
 from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, WriteToken
+from kvstore.rpc.store_stub import StoreStub
+from kvstore.transport.ticket import NO_TICKET, Ticket
 from kvstore.units import Nanos
 
 
@@ -31,6 +33,11 @@ class PayloadWrite:
     write_token: WriteToken
     payload: bytes | memoryview
     """Must not change until `write` returns."""
+    ticket: Ticket = NO_TICKET
+    arena_offset: int = 0
+    """Where it goes in the node's host arena, for a transport that has mapped it."""
+    end_by: Nanos = Nanos(0)
+    """By time.monotonic_ns: nothing may be put into the arena after this, the reservation is over then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +64,23 @@ class PayloadRead:
     outcome: ReadOutcome
 
 
+class MappedArena(Protocol):
+    """A node's host arena in this process's memory."""
+
+    def view(self, offset: int, size: int) -> memoryview | None:
+        """The bytes themselves, read-only; the caller's for as long as its lease lasts. None: no such span."""
+        ...
+
+
 class PayloadTransport(Protocol):
+    async def stub(self, peer: Peer) -> StoreStub:
+        """The node's control plane by the shortest way that goes with this transport. Never raises for a peer."""
+        ...
+
+    async def arena(self, peer: Peer) -> MappedArena | None:
+        """The node's host arena, mapped here; None when this transport, or this node, offers none. Never raises for a peer."""
+        ...
+
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         """Send every payload, each to its reservation; return the write tokens that the node refused.
 
@@ -67,11 +90,23 @@ class PayloadTransport(Protocol):
         ...
 
     def read(
-        self, peer: Peer, lease_id: LeaseId, key_space: KeySpace, slots: Sequence[PayloadSlot], *, timeout: Nanos, idle_timeout: Nanos
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
     ) -> AsyncGenerator[PayloadRead, None]:
         """Fill the slots; yield once per slot as it is done, in any order.
 
         Raises a LarderError when the node could not be reached, stood still for `idle_timeout`, or did not finish within `timeout`;
         slots not yielded by then were not read. Closing the iterator stops the transfer; no slot is written to after that.
         """
+        ...
+
+    async def close(self) -> None:
+        """End every connection of this transport's own."""
         ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpb.v1 import store_pb2 as kvpb_dot_v1_dot_store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/admin.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x0f\n\rStatusRequest\"e\n\nTierStatus\x12\x1b\n\x04tier\x18\x01 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x04 \x01(\x04\"\xa7\x02\n\x0eStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\"\n\x05tiers\x18\x06 \x03(\x0b\x32\x13.kvpb.v1.TierStatus\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x12\x14\n\x0creservations\x18\t \x01(\x04\x12\x37\n\x08\x63ounters\x18\n \x03(\x0b\x32%.kvpb.v1.StatusResponse.CountersEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\rLocateRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"T\n\rBlockLocation\x12\x1c\n\x05tiers\x18\x01 \x03(\x0e\x32\r.kvpb.v1.Tier\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06leases\x18\x03 \x01(\r\"8\n\x0eLocateResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvpb.v1.BlockLocation\"d\n\x0c\x45victRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12$\n\tkey_space\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\"Z\n\rEvictResponse\x12\x16\n\x0e\x65victed_copies\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12leased_copies_kept\x18\x03 \x01(\x04\"\x0f\n\rVerifyRequest\"i\n\x0eVerifyProgress\x12\x16\n\x0e\x63hecked_copies\x18\x01 \x01(\x04\x12\x14\n\x0ctotal_copies\x18\x02 \x01(\x04\x12\x12\n\nbad_copies\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\"\x0f\n\rRepairRequest\"l\n\x0eRepairProgress\x12\x15\n\rcopied_blocks\x18\x01 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x02 \x01(\x04\x12\x15\n\rfailed_blocks\x18\x03 \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\x04 \x01(\x04\x32\xb6\x02\n\x0c\x41\x64minService\x12\x39\n\x06Status\x12\x16.kvpb.v1.StatusRequest\x1a\x17.kvpb.v1.StatusResponse\x12\x39\n\x06Locate\x12\x16.kvpb.v1.LocateRequest\x1a\x17.kvpb.v1.LocateResponse\x12\x36\n\x05\x45vict\x12\x15.kvpb.v1.EvictRequest\x1a\x16.kvpb.v1.EvictResponse\x12;\n\x06Verify\x12\x16.kvpb.v1.VerifyRequest\x1a\x17.kvpb.v1.VerifyProgress0\x01\x12;\n\x06Repair\x12\x16.kvpb.v1.RepairRequest\x1a\x17.kvpb.v1.RepairProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/admin.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x0f\n\rStatusRequest\"e\n\nTierStatus\x12\x1b\n\x04tier\x18\x01 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x04 \x01(\x04\"\xb7\x03\n\x0eStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\"\n\x05tiers\x18\x06 \x03(\x0b\x32\x13.kvpb.v1.TierStatus\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x12\x14\n\x0creservations\x18\t \x01(\x04\x12\x37\n\x08\x63ounters\x18\n \x03(\x0b\x32%.kvpb.v1.StatusResponse.CountersEntry\x12\x0e\n\x06\x63pu_ns\x18\x0b \x01(\x04\x12\x46\n\x10\x64\x61ta_connections\x18\x0c \x03(\x0b\x32,.kvpb.v1.StatusResponse.DataConnectionsEntry\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14\x44\x61taConnectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\rLocateRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"T\n\rBlockLocation\x12\x1c\n\x05tiers\x18\x01 \x03(\x0e\x32\r.kvpb.v1.Tier\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06leases\x18\x03 \x01(\r\"8\n\x0eLocateResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvpb.v1.BlockLocation\"d\n\x0c\x45victRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12$\n\tkey_space\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\"Z\n\rEvictResponse\x12\x16\n\x0e\x65victed_copies\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12leased_copies_kept\x18\x03 \x01(\x04\"\x0f\n\rVerifyRequest\"i\n\x0eVerifyProgress\x12\x16\n\x0e\x63hecked_copies\x18\x01 \x01(\x04\x12\x14\n\x0ctotal_copies\x18\x02 \x01(\x04\x12\x12\n\nbad_copies\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\"\x0f\n\rRepairRequest\"l\n\x0eRepairProgress\x12\x15\n\rcopied_blocks\x18\x01 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x02 \x01(\x04\x12\x15\n\rfailed_blocks\x18\x03 \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\x04 \x01(\x04\x32\xb6\x02\n\x0c\x41\x64minService\x12\x39\n\x06Status\x12\x16.kvpb.v1.StatusRequest\x1a\x17.kvpb.v1.StatusResponse\x12\x39\n\x06Locate\x12\x16.kvpb.v1.LocateRequest\x1a\x17.kvpb.v1.LocateResponse\x12\x36\n\x05\x45vict\x12\x15.kvpb.v1.EvictRequest\x1a\x16.kvpb.v1.EvictResponse\x12;\n\x06Verify\x12\x16.kvpb.v1.VerifyRequest\x1a\x17.kvpb.v1.VerifyProgress0\x01\x12;\n\x06Repair\x12\x16.kvpb.v1.RepairRequest\x1a\x17.kvpb.v1.RepairProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,32 +34,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STATUSRESPONSE_COUNTERSENTRY']._loaded_options = None
   _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_options = b'8\001'
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._loaded_options = None
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREQUEST']._serialized_start=53
   _globals['_STATUSREQUEST']._serialized_end=68
   _globals['_TIERSTATUS']._serialized_start=70
   _globals['_TIERSTATUS']._serialized_end=171
   _globals['_STATUSRESPONSE']._serialized_start=174
-  _globals['_STATUSRESPONSE']._serialized_end=469
-  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_start=422
-  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_end=469
-  _globals['_LOCATEREQUEST']._serialized_start=471
-  _globals['_LOCATEREQUEST']._serialized_end=559
-  _globals['_BLOCKLOCATION']._serialized_start=561
-  _globals['_BLOCKLOCATION']._serialized_end=645
-  _globals['_LOCATERESPONSE']._serialized_start=647
-  _globals['_LOCATERESPONSE']._serialized_end=703
-  _globals['_EVICTREQUEST']._serialized_start=705
-  _globals['_EVICTREQUEST']._serialized_end=805
-  _globals['_EVICTRESPONSE']._serialized_start=807
-  _globals['_EVICTRESPONSE']._serialized_end=897
-  _globals['_VERIFYREQUEST']._serialized_start=899
-  _globals['_VERIFYREQUEST']._serialized_end=914
-  _globals['_VERIFYPROGRESS']._serialized_start=916
-  _globals['_VERIFYPROGRESS']._serialized_end=1021
-  _globals['_REPAIRREQUEST']._serialized_start=1023
-  _globals['_REPAIRREQUEST']._serialized_end=1038
-  _globals['_REPAIRPROGRESS']._serialized_start=1040
-  _globals['_REPAIRPROGRESS']._serialized_end=1148
-  _globals['_ADMINSERVICE']._serialized_start=1151
-  _globals['_ADMINSERVICE']._serialized_end=1461
+  _globals['_STATUSRESPONSE']._serialized_end=613
+  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_start=510
+  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_end=557
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_start=559
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_end=613
+  _globals['_LOCATEREQUEST']._serialized_start=615
+  _globals['_LOCATEREQUEST']._serialized_end=703
+  _globals['_BLOCKLOCATION']._serialized_start=705
+  _globals['_BLOCKLOCATION']._serialized_end=789
+  _globals['_LOCATERESPONSE']._serialized_start=791
+  _globals['_LOCATERESPONSE']._serialized_end=847
+  _globals['_EVICTREQUEST']._serialized_start=849
+  _globals['_EVICTREQUEST']._serialized_end=949
+  _globals['_EVICTRESPONSE']._serialized_start=951
+  _globals['_EVICTRESPONSE']._serialized_end=1041
+  _globals['_VERIFYREQUEST']._serialized_start=1043
+  _globals['_VERIFYREQUEST']._serialized_end=1058
+  _globals['_VERIFYPROGRESS']._serialized_start=1060
+  _globals['_VERIFYPROGRESS']._serialized_end=1165
+  _globals['_REPAIRREQUEST']._serialized_start=1167
+  _globals['_REPAIRREQUEST']._serialized_end=1182
+  _globals['_REPAIRPROGRESS']._serialized_start=1184
+  _globals['_REPAIRPROGRESS']._serialized_end=1292
+  _globals['_ADMINSERVICE']._serialized_start=1295
+  _globals['_ADMINSERVICE']._serialized_end=1605
 # @@protoc_insertion_point(module_scope)

@@ -24,8 +24,15 @@ class TierStatus(_message.Message):
     def __init__(self, tier: _Optional[_Union[_store_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters", "cpu_ns", "data_connections")
     class CountersEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class DataConnectionsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +49,8 @@ class StatusResponse(_message.Message):
     LEASES_FIELD_NUMBER: _ClassVar[int]
     RESERVATIONS_FIELD_NUMBER: _ClassVar[int]
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
+    CPU_NS_FIELD_NUMBER: _ClassVar[int]
+    DATA_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
@@ -52,7 +61,9 @@ class StatusResponse(_message.Message):
     leases: int
     reservations: int
     counters: _containers.ScalarMap[str, int]
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    cpu_ns: int
+    data_connections: _containers.ScalarMap[str, int]
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., cpu_ns: _Optional[int] = ..., data_connections: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("key_space", "blocks")

@@ -32,11 +32,3 @@ class OwnedBlocks(_message.Message):
     key_space: _store_pb2.KeySpace
     blocks: _containers.RepeatedCompositeFieldContainer[OwnedBlock]
     def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[OwnedBlock, _Mapping]]] = ...) -> None: ...
-
-class PullRequest(_message.Message):
-    __slots__ = ("key_space", "hashes")
-    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
-    HASHES_FIELD_NUMBER: _ClassVar[int]
-    key_space: _store_pb2.KeySpace
-    hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...

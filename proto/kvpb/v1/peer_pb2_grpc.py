@@ -46,11 +46,6 @@ class PeerServiceStub:
                 request_serializer=kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.FromString,
                 _registered_method=True)
-        self.Pull = channel.unary_stream(
-                '/kvpb.v1.PeerService/Pull',
-                request_serializer=kvpb_dot_v1_dot_peer__pb2.PullRequest.SerializeToString,
-                response_deserializer=kvpb_dot_v1_dot_store__pb2.ReadChunk.FromString,
-                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -70,13 +65,6 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Pull(self, request, context):
-        """Payloads for a peer's repair: no lease, verified on both sides.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -89,11 +77,6 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.ListOwned,
                     request_deserializer=kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.SerializeToString,
-            ),
-            'Pull': grpc.unary_stream_rpc_method_handler(
-                    servicer.Pull,
-                    request_deserializer=kvpb_dot_v1_dot_peer__pb2.PullRequest.FromString,
-                    response_serializer=kvpb_dot_v1_dot_store__pb2.ReadChunk.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -151,33 +134,6 @@ class PeerService:
             '/kvpb.v1.PeerService/ListOwned',
             kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.SerializeToString,
             kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Pull(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
-            target,
-            '/kvpb.v1.PeerService/Pull',
-            kvpb_dot_v1_dot_peer__pb2.PullRequest.SerializeToString,
-            kvpb_dot_v1_dot_store__pb2.ReadChunk.FromString,
             options,
             channel_credentials,
             insecure,

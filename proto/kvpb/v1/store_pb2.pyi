@@ -86,16 +86,22 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "data_port", "local_door", "machine")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    DATA_PORT_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_DOOR_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
     state: str
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ...) -> None: ...
+    data_port: int
+    local_door: str
+    machine: str
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class ReserveItem(_message.Message):
     __slots__ = ("block", "payload_bytes")
@@ -114,18 +120,24 @@ class ReserveRequest(_message.Message):
     def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ...) -> None: ...
 
 class ReserveGrant(_message.Message):
-    __slots__ = ("status", "write_token")
+    __slots__ = ("status", "write_token", "arena_offset", "ticket")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     WRITE_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ARENA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     status: ReserveStatus
     write_token: int
-    def __init__(self, status: _Optional[_Union[ReserveStatus, str]] = ..., write_token: _Optional[int] = ...) -> None: ...
+    arena_offset: int
+    ticket: bytes
+    def __init__(self, status: _Optional[_Union[ReserveStatus, str]] = ..., write_token: _Optional[int] = ..., arena_offset: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ReserveResponse(_message.Message):
-    __slots__ = ("grants",)
+    __slots__ = ("grants", "reservation_ttl_ms")
     GRANTS_FIELD_NUMBER: _ClassVar[int]
+    RESERVATION_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     grants: _containers.RepeatedCompositeFieldContainer[ReserveGrant]
-    def __init__(self, grants: _Optional[_Iterable[_Union[ReserveGrant, _Mapping]]] = ...) -> None: ...
+    reservation_ttl_ms: int
+    def __init__(self, grants: _Optional[_Iterable[_Union[ReserveGrant, _Mapping]]] = ..., reservation_ttl_ms: _Optional[int] = ...) -> None: ...
 
 class WriteChunk(_message.Message):
     __slots__ = ("write_token", "offset_bytes", "data")
@@ -178,16 +190,18 @@ class ProbePrefixResponse(_message.Message):
     def __init__(self, present: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class AcquiredBlock(_message.Message):
-    __slots__ = ("found", "payload_bytes", "checksum_xxh3", "tier")
+    __slots__ = ("found", "payload_bytes", "checksum_xxh3", "tier", "arena_offset")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_XXH3_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    ARENA_OFFSET_FIELD_NUMBER: _ClassVar[int]
     found: bool
     payload_bytes: int
     checksum_xxh3: int
     tier: Tier
-    def __init__(self, found: _Optional[bool] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ...) -> None: ...
+    arena_offset: int
+    def __init__(self, found: _Optional[bool] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., arena_offset: _Optional[int] = ...) -> None: ...
 
 class AcquirePrefixRequest(_message.Message):
     __slots__ = ("key_space", "blocks", "lease_ttl_ms")
@@ -200,14 +214,16 @@ class AcquirePrefixRequest(_message.Message):
     def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
 
 class AcquirePrefixResponse(_message.Message):
-    __slots__ = ("lease_id", "lease_ttl_ms", "blocks")
+    __slots__ = ("lease_id", "lease_ttl_ms", "blocks", "ticket")
     LEASE_ID_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     lease_id: int
     lease_ttl_ms: int
     blocks: _containers.RepeatedCompositeFieldContainer[AcquiredBlock]
-    def __init__(self, lease_id: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[AcquiredBlock, _Mapping]]] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, lease_id: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ..., blocks: _Optional[_Iterable[_Union[AcquiredBlock, _Mapping]]] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ReadRequest(_message.Message):
     __slots__ = ("lease_id", "key_space", "hashes")
@@ -242,10 +258,12 @@ class RenewRequest(_message.Message):
     def __init__(self, lease_id: _Optional[int] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
 
 class RenewResponse(_message.Message):
-    __slots__ = ("lease_ttl_ms",)
+    __slots__ = ("lease_ttl_ms", "ticket")
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     lease_ttl_ms: int
-    def __init__(self, lease_ttl_ms: _Optional[int] = ...) -> None: ...
+    ticket: bytes
+    def __init__(self, lease_ttl_ms: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
     __slots__ = ("lease_id", "hashes", "corrupt_hashes", "key_space")

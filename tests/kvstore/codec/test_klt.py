@@ -210,3 +210,16 @@ def test_sections_that_no_writer_made_are_corrupt(make_tables: Tables) -> None:
     for bad in (b"", b"\0", good[0][:-1], good[0][:-2], good[0] + b"\0\0", b"\xff\xff" + good[0][2:]):
         with pytest.raises(CorruptPayload):
             transform.read((memoryview(bad), memoryview(good[1])), tokens=16, step=4)
+
+
+def test_a_block_of_an_engine_s_pool_becomes_what_its_payload_decodes_to(make_tables: Tables) -> None:
+    """A pool hands out int16 views; a codec with tables and another rung of its own reads the payload."""
+    layout = dataclasses.replace(LAYOUT, dtype="bfloat16")
+    writer = BlockCodec(layout, model_digest=MODEL, rung=Rung.KLT, calibration=make_tables(layout))
+    reader = BlockCodec(layout, model_digest=MODEL, rung=Rung.INT8, calibration=make_tables(layout))
+    for start_position in (0, 160):
+        block = (correlated(layout).view(np.uint32) >> 16).astype(np.int16)
+        payload = writer.encode_canonical(block, start_position=start_position)
+        out = reader.empty_block()
+        reader.decode_into(payload, out, start_position=start_position)
+        assert out.tobytes() == block.tobytes()

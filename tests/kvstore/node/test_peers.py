@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 
 import grpc
 import pytest
-from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2, peer_pb2_grpc, store_pb2
+from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.extent import Tier
 from kvstore.core.placement import place
@@ -92,6 +92,7 @@ def test_a_repair_takes_no_bad_bytes_and_counts_what_nobody_could_give(cluster, 
             last = [progress async for progress in admin.Repair(admin_pb2.RepairRequest())][-1]
             assert (last.copied_blocks, last.missing_blocks, last.failed_blocks) == (3, 4, 1)
             assert await first.stub.probe_prefix(first.key_space, refs, timeout=SOON) == [True, True, False, True]
+            assert await second.stub.probe_prefix(second.key_space, refs, timeout=SOON) == [True, True, False, True], "it was told"
 
     asyncio.run(scenario())
 
@@ -120,23 +121,6 @@ def test_a_question_about_a_view_that_the_node_does_not_know_yet_is_refused(clus
                 [found async for found in stub.list_owned(NodeId("n2"), Epoch(9), timeout=SOON)]
             with pytest.raises(InvalidRequest, match="not a member"):
                 [found async for found in stub.list_owned(NodeId("n9"), Epoch(2), timeout=SOON)]
-
-    asyncio.run(scenario())
-
-
-def test_a_pull_of_what_is_not_there_says_so_for_that_block_alone(serving, chain, key_space):
-    async def scenario():
-        async with serving() as (server, client):
-            refs = chain("a", 3)
-            await client.store([refs[0], refs[2]])
-            request = peer_pb2.PullRequest(key_space=key_space_to_proto(key_space), hashes=[ref.hash for ref in refs])
-            chunks = [chunk async for chunk in peer_pb2_grpc.PeerServiceStub(client.channel).Pull(request)]
-            assert [(chunk.item, chunk.status) for chunk in chunks] == [
-                (0, store_pb2.READ_STATUS_OK),
-                (1, store_pb2.READ_STATUS_NOT_LEASED),
-                (2, store_pb2.READ_STATUS_OK),
-            ]
-            assert server.status().leases == 0
 
     asyncio.run(scenario())
 

@@ -1,0 +1,264 @@
+"""One connection of the data plane, node side: requests in, payloads out of and into the arena.
+
+What is not a valid request of somebody with a ticket closes the connection and moves a counter; nothing is allocated for it but one bounded
+body.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from enum import StrEnum
+
+from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
+from kvstore.core.extent import Tier
+from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
+from kvstore.node.config import NodeConfig
+from kvstore.node.local_control import LocalControl
+from kvstore.node.metrics import NodeMetrics
+from kvstore.node.node import Node
+from kvstore.node.open_read import OpenRead
+from kvstore.node.payload_stream import payloads_of
+from kvstore.tiers.host import HostArena
+from kvstore.transport.control_frames import MAX_CONTROL_BYTES
+from kvstore.transport.frames import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    BadFrame,
+    FrameKind,
+    Header,
+    ReadBody,
+    WriteItem,
+    pack_tokens,
+    unpack_write_body,
+)
+from kvstore.transport.stream import Buffer, GivenUp, StoodStill, Stream, StreamCut
+from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, Ticket, TicketOffice, proof_of, same_proof
+from kvstore.units import MIB, Nanos, seconds
+
+FIRST_REQUEST: Nanos = seconds(5)
+"""After its greeting a connection must say something useful within this."""
+NEXT_REQUEST: Nanos = seconds(60)
+"""A connection that was used may be idle so long; clients give theirs up after half of it."""
+LONGEST_LIFE: Nanos = seconds(7 * 24 * 3600)
+"""Of a connection that brought somebody the arena, and tells it by its end that the node has ended. Then the arena is mapped anew."""
+REST_OF_REQUEST: Nanos = seconds(5)
+_GATHER_BYTES = 4 * MIB
+_DRAIN_BYTES = 256 << 10
+
+
+class DoorKind(StrEnum):
+    TCP = "tcp"
+    LOCAL = "local"
+
+
+class DataConnection:
+    def __init__(
+        self,
+        stream: Stream,
+        door: DoorKind,
+        node: Node,
+        *,
+        config: NodeConfig,
+        boot_id: BootId,
+        arena: HostArena,
+        tickets: TicketOffice,
+        metrics: NodeMetrics,
+    ) -> None:
+        self._stream = stream
+        self._door = door
+        self._node = node
+        self._config = config
+        self._boot_id = boot_id
+        self._arena = arena
+        self._tickets = tickets
+        self._metrics = metrics
+        self._control = LocalControl(node, config=config, metrics=metrics, tickets=tickets)
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._number = 0
+        self._is_lifeline = False
+
+    async def serve(self) -> None:
+        """Returns when the connection is to be closed."""
+        try:
+            greeting = Header(FrameKind.GREETING, 0, NONCE_BYTES + BOOT_ID_BYTES).pack()
+            await self._stream.send([greeting, self._nonce, self._boot_id], idle=REST_OF_REQUEST)
+            while await self._request():
+                pass
+        except BadFrame as error:
+            self._count_refused(error.reason)
+        except StoodStill:
+            self._count_refused("stood_still")
+        except StreamCut:
+            self._count_refused("cut")
+
+    async def _request(self) -> bool:
+        """Serves one. False: the client said goodbye between two, or had nothing to say."""
+        head = bytearray(HEADER_BYTES)
+        view = memoryview(head)
+        try:
+            idle = NEXT_REQUEST if self._number else FIRST_REQUEST
+            await self._stream.wait_readable(idle=LONGEST_LIFE if self._is_lifeline else idle)
+        except StoodStill:
+            if not self._number:
+                self._count_refused("half_open")
+            return False
+        try:
+            await self._stream.receive([view[:1]], idle=REST_OF_REQUEST)
+        except StreamCut:
+            return False
+        await self._stream.receive([view[1:]], idle=REST_OF_REQUEST)
+        header = Header.unpack(head)
+        if header.number != self._number:
+            raise BadFrame("replay", f"request {header.number} where {self._number} should be")
+        self._number += 1
+        match header.kind:
+            case FrameKind.READ:
+                await self._read(header, *await self._body(header, head))
+            case FrameKind.WRITE | FrameKind.PLACED:
+                await self._write(header, *await self._body(header, head))
+            case FrameKind.ARENA if self._door is DoorKind.LOCAL:
+                await self._hand_over_arena(header)
+            case FrameKind.ACQUIRE | FrameKind.RESERVE | FrameKind.COMMIT | FrameKind.RELEASE if self._door is DoorKind.LOCAL:
+                await self._control_request(header)
+            case _:
+                raise BadFrame("garbage", f"{header.kind.name} is no request at this door")
+        return True
+
+    async def _body(self, header: Header, head: bytes | bytearray) -> tuple[bytes, bytes, bytes]:
+        """(what the proof is over, body, proof)."""
+        if not PROOF_BYTES < header.length <= MAX_BODY_BYTES:
+            raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_BODY_BYTES}")
+        data = bytearray(header.length)
+        await self._stream.receive([memoryview(data)], idle=REST_OF_REQUEST)
+        body = bytes(data[:-PROOF_BYTES])
+        return bytes(head) + body, body, bytes(data[-PROOF_BYTES:])
+
+    def _check(self, tickets: Sequence[Ticket], message: bytes, proof: bytes) -> None:
+        if not same_proof(proof, proof_of(tickets, nonce=self._nonce, message=message)):
+            raise BadFrame("bad_ticket", "no ticket for what was asked")
+
+    # -- reads
+
+    async def _read(self, header: Header, message: bytes, body: bytes, proof: bytes) -> None:
+        request = ReadBody.unpack(body)
+        self._check([self._tickets.for_lease(request.lease_id, expires_at=request.ticket_expires_at)], message, proof)
+        if request.ticket_expires_at <= self._node.now():
+            gone = [Header(FrameKind.PAYLOAD, header.number, 0, ReadStatus.NOT_LEASED, item) for item in range(len(request.hashes))]
+            await self._stream.send([b"".join(status.pack() for status in gone)], idle=self._config.read_deadline)
+            return
+        started = self._node.now()
+        read = await self._node.open_read(request.lease_id, request.key_space, request.hashes)
+        try:
+            await self._send_payloads(header.number, read)
+        finally:
+            read.finish()
+            self._metrics.read(read, took=Nanos(self._node.now() - started))
+
+    async def _send_payloads(self, number: int, read: OpenRead) -> None:
+        """In order, as many in one call as there are. The reader compares the checksums; those of the SSD are compared here too, so that a
+        bad copy is found where it lies."""
+        parts: list[Buffer] = []
+        gathered = 0
+        whole: list[int] = []
+        # Without an operation there is nothing to keep in place: only statuses go out.
+        still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
+        async with aclosing(payloads_of(read, self._node.source, check_host=False)) as payloads:
+            async for index, payload in payloads:
+                if isinstance(payload, ReadStatus):
+                    parts.append(Header(FrameKind.PAYLOAD, number, 0, payload, index).pack())
+                else:
+                    parts += (Header(FrameKind.PAYLOAD, number, len(payload), ReadStatus.OK, index).pack(), payload)
+                    gathered += len(payload)
+                    whole.append(index)
+                if gathered >= _GATHER_BYTES or index + 1 == len(read.items) or _on_ssd(read, index + 1):
+                    await self._stream.send(parts, idle=self._config.read_deadline, still=still)
+                    self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
+                    for done in whole:
+                        read.outcomes[done] = ReadOutcome.OK
+                    parts, whole, gathered = [], [], 0
+
+    # -- writes
+
+    async def _write(self, header: Header, message: bytes, body: bytes, proof: bytes) -> None:
+        items = unpack_write_body(body)
+        tickets = [self._tickets.for_write(item.write_token, length=item.length, expires_at=item.ticket_expires_at) for item in items]
+        self._check(tickets, message, proof)
+        refused: list[WriteToken] = []
+        if header.kind is FrameKind.PLACED:
+            if self._door is not DoorKind.LOCAL or self._arena.sealed:
+                raise BadFrame("garbage", "nobody may write in place here")
+            refused = [item.write_token for item in items if not self._node.incoming.filled(item.write_token, item.length)]
+        else:
+            try:
+                for item in items:
+                    if not await self._take(item):
+                        refused.append(item.write_token)
+            finally:
+                self._give_up_unfinished(items)
+            self._metrics.data_bytes.labels(self._door, "in").inc(sum(item.length for item in items))
+        answer = pack_tokens(refused)
+        await self._stream.send([Header(FrameKind.WRITTEN, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
+
+    async def _take(self, item: WriteItem) -> bool:
+        """One payload, straight into its extent. False: its reservation is over; its bytes were read and dropped."""
+        incoming, token = self._node.incoming, item.write_token
+        room = incoming.room(token, item.length)
+        missing = item.length
+        if room is not None:
+            try:
+                await self._stream.receive([room], idle=self._config.reservation_ttl, still=lambda: incoming.is_open(token))
+                return incoming.filled(token, item.length)
+            except GivenUp as over:
+                missing = over.missing
+        scratch = memoryview(bytearray(min(missing, _DRAIN_BYTES)))
+        while missing:
+            part = scratch[:missing]
+            await self._stream.receive([part], idle=self._config.reservation_ttl)
+            missing -= len(part)
+        return False
+
+    def _give_up_unfinished(self, items: Sequence[WriteItem]) -> None:
+        """What a connection that broke leaves unfinished is given up at once and not after 30 s."""
+        incoming = self._node.incoming
+        tokens = [item.write_token for item in items]
+        unfinished = tuple(token for token in tokens if incoming.is_open(token) and not incoming.is_complete(token))
+        if unfinished:
+            self._node.feed(ReservationsAbandoned(write_tokens=unfinished))
+
+    # -- the same machine
+
+    async def _control_request(self, header: Header) -> None:
+        if header.length > MAX_CONTROL_BYTES:
+            raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_CONTROL_BYTES}")
+        body = bytearray(header.length)
+        await self._stream.receive([memoryview(body)], idle=REST_OF_REQUEST)
+        answer = await self._control.answer(header.kind, bytes(body))
+        if answer is not None:
+            await self._stream.send([Header(FrameKind.ANSWER, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
+
+    async def _hand_over_arena(self, header: Header) -> None:
+        if header.length:
+            raise BadFrame("bad_length", "ARENA has no body")
+        fds = self._arena.share()
+        try:
+            answer = Header(FrameKind.ARENA, header.number, self._arena.capacity).pack()
+            if socket.send_fds(self._stream.sock, [answer], fds) != len(answer):
+                raise StreamCut("the answer with the descriptors did not go out whole")
+            self._is_lifeline = True
+        except OSError as error:
+            raise StreamCut(str(error)) from error
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _count_refused(self, reason: str) -> None:
+        self._metrics.data_refused.labels(self._door, reason).inc()
+
+
+def _on_ssd(read: OpenRead, index: int) -> bool:
+    extent = read.items[index].extent
+    return extent is not None and extent.tier is Tier.SSD

@@ -1,0 +1,194 @@
+"""Which transport is used with a node, chosen by itself: the fastest that both sides allow and that answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+
+from kvstore.errors import ConfigError, LarderError, Unavailable
+from kvstore.ids import KeySpace, LeaseId, WriteToken
+from kvstore.rpc.channel import ChannelPool
+from kvstore.rpc.store_stub import Greeting, StoreStub
+from kvstore.transport.grpc_transport import GrpcTransport
+from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer
+from kvstore.transport.shared_arena import machine_identity
+from kvstore.transport.shm_transport import ShmTransport, map_arena
+from kvstore.transport.stream_pool import Door, DoorClosed, StreamPool
+from kvstore.transport.stream_transport import StreamTransport
+from kvstore.transport.ticket import Ticket
+from kvstore.units import Nanos, milliseconds, seconds, to_seconds
+
+
+class TransportKind(StrEnum):
+    """Fastest first: the order in which they are tried."""
+
+    SHM = "shm"
+    TCP = "tcp"
+    GRPC = "grpc"
+
+
+ALL_KINDS = tuple(kind.value for kind in TransportKind)
+
+DIAL_TIMEOUT: Nanos = milliseconds(500)
+"""A door that does not greet by then (a firewall that drops) is passed over."""
+HELLO_TIMEOUT: Nanos = milliseconds(1500)
+TRY_AGAIN_AFTER: Nanos = seconds(30)
+"""A node whose better door did not answer is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    kind: TransportKind
+    reason: str
+    """Why this one, and why not those before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    choice: Choice
+    transport: PayloadTransport
+    peer: Peer
+    until: float
+    """Loop time; infinity when nothing better can come."""
+
+
+class AutoTransport:
+    """A PayloadTransport to any node. Belongs to one event loop."""
+
+    def __init__(self, channels: ChannelPool, *, kinds: Sequence[str] = ALL_KINDS) -> None:
+        """`kinds`: those that this side allows, in any order. Raises ConfigError for an unknown one, or none."""
+        if not kinds or any(kind not in ALL_KINDS for kind in kinds):
+            raise ConfigError(f"transports must be some of {', '.join(ALL_KINDS)}: {', '.join(kinds) or 'none given'}")
+        self._channels = channels
+        self._kinds = frozenset(TransportKind(kind) for kind in kinds)
+        self._grpc = GrpcTransport(channels)
+        self._chosen: dict[str, _Chosen] = {}
+        self._choosing: dict[str, asyncio.Lock] = {}
+        self._machine = machine_identity()
+
+    async def choice(self, peer: Peer) -> Choice:
+        """What is, or would be, used with this node. Raises Unavailable when nothing that is allowed answers."""
+        return (await self._chosen_for(peer)).choice
+
+    async def stub(self, peer: Peer) -> StoreStub:
+        try:
+            return await (await self._chosen_for(peer)).transport.stub(peer)
+        except LarderError:
+            return await self._grpc.stub(peer)
+
+    async def arena(self, peer: Peer) -> MappedArena | None:
+        try:
+            chosen = await self._chosen_for(peer)
+            arena = await chosen.transport.arena(peer)
+            if arena is None and chosen.choice.kind is TransportKind.SHM:
+                await self._forget(peer)  # its lifeline broke
+        except LarderError:
+            return None
+        return arena
+
+    async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
+        chosen = await self._chosen_for(peer)
+        try:
+            return await chosen.transport.write(peer, writes, timeout=timeout)
+        except DoorClosed:
+            await self._forget(peer)
+            raise
+
+    async def read(
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+    ) -> AsyncGenerator[PayloadRead, None]:
+        chosen = await self._chosen_for(peer)
+        payloads = chosen.transport.read(peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout)
+        async with aclosing(payloads):
+            try:
+                async for payload in payloads:
+                    yield payload
+            except DoorClosed:
+                await self._forget(peer)
+                raise
+
+    async def close(self) -> None:
+        for chosen in self._chosen.values():
+            await chosen.transport.close()
+        self._chosen.clear()
+
+    async def _forget(self, peer: Peer) -> None:
+        chosen = self._chosen.pop(peer.node_id, None)
+        if chosen is not None:
+            await chosen.transport.close()
+
+    async def _chosen_for(self, peer: Peer) -> _Chosen:
+        found = self._chosen.get(peer.node_id)
+        if found is not None and found.peer == peer and time.monotonic() < found.until:
+            return found
+        async with self._choosing.setdefault(peer.node_id, asyncio.Lock()):
+            found = self._chosen.get(peer.node_id)
+            if found is not None and found.peer == peer and time.monotonic() < found.until:
+                return found
+            await self._forget(peer)
+            found = self._chosen[peer.node_id] = await self._choose(peer)
+            return found
+
+    async def _choose(self, peer: Peer) -> _Chosen:
+        if self._kinds == {TransportKind.GRPC}:
+            return _Chosen(Choice(TransportKind.GRPC, "nothing else is allowed here"), self._grpc, peer, float("inf"))
+        greeting = await StoreStub(self._channels.get(peer.address)).hello(timeout=HELLO_TIMEOUT)
+        passed_over: list[str] = []
+        failed = False
+        for kind in TransportKind:
+            obstacle = self._obstacle(kind, greeting)
+            if obstacle is None:
+                try:
+                    transport, reason = await self._open(kind, peer, greeting)
+                except LarderError as error:
+                    obstacle, failed = str(error), True
+                else:
+                    why = "; ".join([*passed_over, reason])
+                    until = time.monotonic() + to_seconds(TRY_AGAIN_AFTER) if failed else float("inf")
+                    return _Chosen(Choice(kind, why), transport, peer, until)
+            passed_over.append(f"no {kind}: {obstacle}")
+        raise Unavailable(f"{peer.node_id}: {'; '.join(passed_over)}")
+
+    def _obstacle(self, kind: TransportKind, greeting: Greeting) -> str | None:
+        if kind not in self._kinds:
+            return "not allowed here"
+        if kind is TransportKind.SHM:
+            if not greeting.machine or greeting.machine != self._machine:
+                return "another machine"
+            return None if greeting.local_door else "the node does not offer it"
+        if kind is TransportKind.TCP and not greeting.data_port:
+            return "the node does not offer it"
+        return None
+
+    async def _open(self, kind: TransportKind, peer: Peer, greeting: Greeting) -> tuple[PayloadTransport, str]:
+        match kind:
+            case TransportKind.SHM:
+                pool = StreamPool(greeting.local_door, peer.boot_id)
+                try:
+                    arena, lifeline = await map_arena(pool, timeout=DIAL_TIMEOUT)
+                except BaseException:
+                    pool.close()
+                    raise
+                transport = ShmTransport(pool, self._channels, peer.address, arena, lifeline)
+                return transport, f"same machine, {'writes in place' if arena.writable else 'read-only'}"
+            case TransportKind.TCP:
+                host = peer.address.rpartition(":")[0].strip("[]")
+                door: Door = (host, greeting.data_port)
+                pool = StreamPool(door, peer.boot_id)
+                async with pool.connection(timeout=DIAL_TIMEOUT):
+                    pass
+                return StreamTransport(pool, self._channels), f"port {greeting.data_port} greets"
+            case TransportKind.GRPC:
+                return self._grpc, "always there"

@@ -1,0 +1,97 @@
+"""The store service of a node on the same machine: what every put and get asks goes over the Unix socket, all else through gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.errors import Unavailable
+from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, WriteToken
+from kvstore.rpc.store_stub import Acquired, DeadlinePassed, FoundCopy, Grant, StoreStub
+from kvstore.transport.control_frames import (
+    MAX_CONTROL_BYTES,
+    AcquireBody,
+    AcquiredBody,
+    ReleaseBody,
+    ReserveBody,
+    pack_commit,
+    unpack_grants,
+)
+from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
+from kvstore.transport.stream import StoodStill, StreamCut
+from kvstore.transport.stream_pool import StreamPool
+from kvstore.units import Bytes, Nanos, to_milliseconds, to_seconds
+
+
+class LocalStub(StoreStub):
+    """Cost of a call: about 100 us in all on both sides, where gRPC takes ten times as long."""
+
+    def __init__(self, channel: Any, pool: StreamPool) -> None:
+        super().__init__(channel)
+        self._pool = pool
+
+    async def acquire_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos) -> Acquired:
+        answer = AcquiredBody.unpack(await self._ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks)).pack(), timeout))
+        _same_length(answer.copies, blocks)
+        copies = tuple(
+            [copy and FoundCopy(Bytes(copy.payload_bytes), copy.checksum, copy.tier, copy.arena_offset) for copy in answer.copies]
+        )
+        return Acquired(answer.lease_id, answer.ttl, copies, answer.ticket)
+
+    async def release(
+        self,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        *,
+        hashes: Sequence[BlockHash] = (),
+        corrupt_hashes: Sequence[BlockHash] = (),
+        timeout: Nanos,
+    ) -> None:
+        if corrupt_hashes:
+            await super().release(lease_id, key_space, hashes=hashes, corrupt_hashes=corrupt_hashes, timeout=timeout)
+        else:
+            await self._ask(FrameKind.RELEASE, ReleaseBody(lease_id, key_space, tuple(hashes)).pack(), timeout)
+
+    async def reserve(self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+        ttl, grants = unpack_grants(await self._ask(FrameKind.RESERVE, ReserveBody(key_space, tuple(items)).pack(), timeout))
+        _same_length(grants, items)
+        try:
+            return [Grant(ReserveStatus(grant.status), grant.write_token, grant.arena_offset, grant.ticket, ttl) for grant in grants]
+        except ValueError as error:
+            raise Unavailable(f"not a peer of this version: {error}") from None
+
+    async def commit(self, items: Sequence[tuple[WriteToken, int]], *, timeout: Nanos) -> list[CommitStatus]:
+        answer = await self._ask(FrameKind.COMMIT, pack_commit(items), timeout)
+        _same_length(answer, items)
+        try:
+            return [CommitStatus(status) for status in answer]
+        except ValueError as error:
+            raise Unavailable(f"not a peer of this version: {error}") from None
+
+    async def _ask(self, kind: FrameKind, body: bytes, timeout: Nanos) -> bytes:
+        """The body of the answer; nothing for a RELEASE, which has none."""
+        try:
+            async with asyncio.timeout(to_seconds(timeout)):
+                async with self._pool.connection(timeout=timeout) as connection:
+                    await connection.stream.send([Header(kind, connection.next_number(), len(body)).pack(), body], idle=timeout)
+                    if kind is FrameKind.RELEASE:
+                        return b""
+                    head = bytearray(HEADER_BYTES)
+                    await connection.stream.receive([memoryview(head)], idle=timeout)
+                    header = Header.unpack(head)
+                    if header.kind is not FrameKind.ANSWER or header.length > MAX_CONTROL_BYTES:
+                        raise BadFrame("garbage", f"{header.kind.name} of {header.length} bytes in answer to {kind.name}")
+                    answer = bytearray(header.length)
+                    await connection.stream.receive([memoryview(answer)], idle=timeout)
+                    return bytes(answer)
+        except (TimeoutError, StoodStill):
+            raise DeadlinePassed(f"no answer to {kind.name} within {to_milliseconds(timeout):.0f} ms") from None
+        except (StreamCut, BadFrame) as error:
+            raise Unavailable(f"{kind.name}: {error}") from None
+
+
+def _same_length(answers: Sequence[object], asked: Sequence[object]) -> None:
+    if len(answers) != len(asked):
+        raise Unavailable(f"the node answered {len(answers)} items to {len(asked)} asked: not a peer of this version")

@@ -1,0 +1,222 @@
+"""Real nodes in this process, each transport in front of them, and a proxy that misbehaves on demand."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import Acknowledge, BlockPut, CircuitConfig, ClientConfig, PutOutcome, StoreClient
+from kvstore.core.view import MemberState, View
+from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
+from kvstore.node.config import NodeConfig
+from kvstore.node.server import NodeServer
+from kvstore.registry.view_source import StaticViews
+from kvstore.tiers.faulty import Faults, FaultyTier
+from kvstore.units import MIB, Bytes, milliseconds, seconds
+
+KEY_SPACE = KeySpace(Namespace("kitchen"), LayoutFingerprint(b"L" * 32))
+CONFIG = ClientConfig(
+    rpc_timeout=seconds(10),
+    read_idle_timeout=seconds(10),
+    lease_ttl=seconds(40),
+    circuit=CircuitConfig(failures_to_open=100, first_probe_after=milliseconds(20), longest_probe_after=milliseconds(50)),
+)
+
+
+def chain_of(sizes: Sequence[int]) -> list[BlockRef]:
+    hashes = [hashlib.sha256(f"{index}:{size}".encode()).digest() for index, size in enumerate(sizes)]
+    parents = [b"r" * 32, *hashes]
+    return [
+        BlockRef(BlockHash(digest), BlockHash(parents[index]), StripeId(hashes[index - index % 8]), index)
+        for index, digest in enumerate(hashes)
+    ]
+
+
+def payload_of(ref: BlockRef, size: int) -> bytes:
+    """The oracle: what a block of this key must read as."""
+    return random.Random(ref.hash).randbytes(size)
+
+
+class Proxy:
+    """In front of one port. What it does to the bytes that come back from the node:"""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.cut_after: int | None = None
+        """Ends the connection after so many bytes of it."""
+        self.flip_at: int | None = None
+        """Flips a bit of this byte of each connection."""
+        self.hold_after: int | None = None
+        """Passes nothing on after so many bytes, and keeps the connection."""
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def heal(self) -> None:
+        self.cut_after = self.flip_at = self.hold_after = None
+
+    async def stop(self) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+
+        async def up() -> None:
+            while data := await reader.read(1 << 18):
+                there_writer.write(data)
+                await there_writer.drain()
+
+        async def down() -> None:
+            passed = 0
+            while data := await there_reader.read(1 << 18):
+                if self.flip_at is not None and passed <= self.flip_at < passed + len(data):
+                    at = self.flip_at - passed
+                    data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+                limit = min((limit for limit in (self.cut_after, self.hold_after) if limit is not None), default=None)
+                if limit is not None and passed + len(data) > limit:
+                    writer.write(data[: max(limit - passed, 0)])
+                    await writer.drain()
+                    if self.cut_after is not None:
+                        return
+                    await asyncio.Event().wait()
+                passed += len(data)
+                writer.write(data)
+                await writer.drain()
+
+        tasks = [asyncio.ensure_future(up()), asyncio.ensure_future(down())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            writer.close()
+            there_writer.close()
+
+
+@dataclass
+class Store:
+    """One node, a client that reaches it by one transport alone, and the proxy between them where there is a wire."""
+
+    server: NodeServer
+    client: StoreClient
+    proxy: Proxy | None
+    faults: Faults
+    views: StaticViews
+
+    async def put(self, refs: Sequence[BlockRef], sizes: Sequence[int]) -> None:
+        puts = [BlockPut(ref, payload_of(ref, size)) for ref, size in zip(refs, sizes, strict=True)]
+        report = await self.client.put(KEY_SPACE, puts, acknowledge=Acknowledge.ALL)
+        assert set(report.outcomes) <= {PutOutcome.STORED, PutOutcome.EXISTS}, report
+
+    async def read(self, refs: Sequence[BlockRef], sizes: Sequence[int], *, in_place: bool = False) -> list[str]:
+        """The reason of each block. What was given is as the oracle says."""
+        reasons: dict[int, str] = {}
+        async with await self.client.acquire_prefix(KEY_SPACE, refs) as lease:
+            assert len(lease) == len(refs)
+            async for block in self.client.read(lease, in_place=in_place):
+                reasons[block.index] = block.reason
+                if block.payload is not None:
+                    assert block.payload == payload_of(refs[block.index], sizes[block.index]), f"foreign bytes in block {block.index}"
+                    assert block.still_good()
+        return [reasons[index] for index in range(len(refs))]
+
+    async def uses(self) -> str:
+        """The transport that was in use."""
+        [chosen] = self.client._nodes._transport._chosen.values()  # type: ignore[attr-defined]
+        return str(chosen.choice.kind)
+
+
+@asynccontextmanager
+async def _serving(
+    kind: str, folder: Path, *, wire: bool = False, client_config: ClientConfig = CONFIG, **keys: Any
+) -> AsyncIterator[Store]:
+    faults = Faults()
+    defaults: dict[str, Any] = {"host_capacity": Bytes(32 * MIB), "tick_every": milliseconds(20), "ssd_path": folder / "ssd"}
+    config = NodeConfig(node_id="node-a", **(defaults | keys))
+    views = StaticViews(View(Epoch(1)))
+    server = NodeServer(config, views=views, wrap_ssd=lambda regions: FaultyTier(regions, faults))
+    await server.start()
+    proxy: Proxy | None = None
+    address = server.address
+    if wire:
+        proxy = Proxy(server._doors.port if kind == "tcp" else server.port)
+        await proxy.start()
+        if kind == "tcp":
+            server._doors.port = proxy.port  # what the node says in its greeting
+        else:
+            address = f"127.0.0.1:{proxy.port}"
+    views.replace(View(Epoch(2), (dataclasses.replace(server.member(), state=MemberState.ACTIVE, address=address),)))
+    client = StoreClient(views, replicas=1, config=dataclasses.replace(client_config, transports=(kind,)))
+    try:
+        yield Store(server, client, proxy, faults, views)
+    finally:
+        await client.close()
+        await server.stop()
+        if proxy is not None:
+            await proxy.stop()
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Callable[..., Any]:
+    """`async with serving(kind, wire=..., ...) as store`. Entered again, it finds what the last one left on the SSD, and nothing else."""
+
+    def make(kind: str, **keys: Any) -> Any:
+        return _serving(kind, tmp_path, **keys)
+
+    return make
+
+
+@pytest.fixture
+def run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    async def bounded(test: Coroutine[Any, Any, None]) -> None:
+        async with asyncio.timeout(100):
+            await test
+
+    return lambda test: asyncio.run(bounded(test))
+
+
+@pytest.fixture
+def chain() -> Callable[[Sequence[int]], list[BlockRef]]:
+    return chain_of
+
+
+@pytest.fixture
+def oracle() -> Callable[[BlockRef, int], bytes]:
+    return payload_of
+
+
+@pytest.fixture
+def key_space() -> KeySpace:
+    return KEY_SPACE
+
+
+@pytest.fixture
+def client_config() -> ClientConfig:
+    return CONFIG
+
+
+@pytest.fixture
+def eventually() -> Callable[..., Any]:
+    async def wait(condition: Callable[[], Any], *, within_s: float = 20.0) -> Any:
+        async with asyncio.timeout(within_s):
+            while not (result := condition()):  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+            return result
+
+    return wait

@@ -1,0 +1,97 @@
+"""Which transport is chosen, and what happens when the better one goes away."""
+
+from __future__ import annotations
+
+import dataclasses
+import socket
+from typing import Any
+
+import pytest
+
+from kvstore.client import ClientConfig, StoreClient
+from kvstore.errors import ConfigError
+from kvstore.node.config import ShmAccess
+from kvstore.rpc.channel import ChannelPool
+from kvstore.transport import AutoTransport, Peer, TransportKind
+
+
+async def choice_of(store: Any, *kinds: str) -> Any:
+    channels = ChannelPool()
+    transport = AutoTransport(channels, kinds=kinds or tuple(TransportKind))
+    [member] = store.views.view.stores
+    try:
+        return await transport.choice(Peer(member.node_id, member.boot_id, member.address))
+    finally:
+        await transport.close()
+        await channels.close()
+
+
+def test_the_fastest_that_both_sides_allow_is_chosen_and_says_why(run: Any, serving: Any) -> None:
+    async def test() -> None:
+        async with serving("grpc") as store:
+            assert (await choice_of(store)).kind is TransportKind.SHM
+            tcp = await choice_of(store, "tcp", "grpc")
+            assert (tcp.kind, "no shm: not allowed here" in tcp.reason) == (TransportKind.TCP, True)
+            assert (await choice_of(store, "grpc")).kind is TransportKind.GRPC
+        async with serving("grpc", shm=ShmAccess.OFF) as store:
+            tcp = await choice_of(store)
+            assert (tcp.kind, "no shm: the node does not offer it" in tcp.reason) == (TransportKind.TCP, True)
+        async with serving("grpc", shm=ShmAccess.OFF, tcp=False) as store:
+            assert (await choice_of(store)).kind is TransportKind.GRPC
+
+    run(test())
+
+
+def test_a_door_that_does_not_answer_is_passed_over(run: Any, serving: Any) -> None:
+    async def test() -> None:
+        async with serving("grpc", shm=ShmAccess.OFF) as store:
+            real = store.server._doors.port
+            with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and never greets, like a port of somebody else
+                store.server._doors.port = silent.getsockname()[1]
+                choice = await choice_of(store)
+                assert (choice.kind, choice.reason.startswith("no shm")) == (TransportKind.GRPC, True)
+                assert "no tcp: " in choice.reason
+            store.server._doors.port = real
+
+    run(test())
+
+
+def test_another_machine_is_not_asked_for_its_memory(run: Any, serving: Any, monkeypatch: Any) -> None:
+    async def test() -> None:
+        async with serving("grpc") as store:
+            monkeypatch.setattr("kvstore.transport.choice.machine_identity", lambda: "elsewhere/4026531840")
+            choice = await choice_of(store)
+            assert (choice.kind, "no shm: another machine" in choice.reason) == (TransportKind.TCP, True)
+
+    run(test())
+
+
+def test_a_restarted_node_is_reached_again_by_all_of_them(run: Any, serving: Any, chain: Any, client_config: Any) -> None:
+    sizes = [100_000] * 5
+    refs = chain(sizes)
+
+    async def test() -> None:
+        for kind in TransportKind:
+            async with serving(kind) as store:
+                await store.put(refs, sizes)
+                first, views = store.client, store.views
+                kept = StoreClient(views, replicas=1, config=dataclasses.replace(client_config, transports=(kind.value,)))
+                store.client = kept
+                assert await store.read(refs, sizes) == ["ok"] * 5
+                store.client = first
+            async with serving(kind) as again:
+                view = again.views.view
+                views.replace(dataclasses.replace(view, epoch=view.epoch + 1))
+                again.client, other = kept, again.client
+                assert await again.read(refs, sizes) == ["ok"] * 5
+                again.client = other
+            await kept.close()
+
+    run(test())
+
+
+def test_an_unknown_transport_is_a_config_error() -> None:
+    for kinds in ((), ("carrier-pigeon",)):
+        with pytest.raises(ConfigError, match="transports must be some of shm, tcp, grpc"):
+            AutoTransport(ChannelPool(), kinds=kinds)
+    assert ClientConfig().transports == ("shm", "tcp", "grpc")

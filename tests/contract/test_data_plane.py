@@ -1,0 +1,260 @@
+"""One contract for every transport: the right bytes or a reason, from every tier, at every size, whatever the wire does."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kvstore.client import StoreClient
+from kvstore.core.extent import Tier
+from kvstore.node.config import ShmAccess
+from kvstore.transport import PayloadWrite, Ticket
+from kvstore.units import KIB, MIB, Bytes, Nanos, milliseconds, seconds
+
+TRANSPORTS = ("shm", "tcp", "grpc")
+WIRES = ("tcp", "grpc")
+SIZES = (1, 7, 4095, 4096, 4097, 64 * KIB, 368 * KIB, MIB, MIB + 1)
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.SSD])
+def test_every_size_comes_back_as_it_was_put(kind: str, tier: Tier, run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    refs = chain(SIZES)
+
+    async def test() -> None:
+        async with serving(kind) as store:
+            await store.put(refs, SIZES)
+            assert await store.uses() == kind
+            if tier is Tier.HOST:
+                assert await store.read(refs, SIZES) == ["ok"] * len(SIZES)
+                assert await store.read(refs, SIZES, in_place=True) == ["ok"] * len(SIZES)
+        if tier is Tier.SSD:
+            async with serving(kind) as store:  # a stop saves everything on the SSD; a start begins with an empty host tier
+                assert {copy.tier for copy in (await store.client.acquire_prefix(key_space, refs)).copies} == {Tier.SSD}
+                assert await store.read(refs, SIZES) == ["ok"] * len(SIZES)
+                assert await store.uses() == kind
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_payload_of_64_mib_passes(kind: str, run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    sizes = [64 * MIB]
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving(kind, host_capacity=Bytes(80 * MIB), ssd_path=None) as store:
+            await store.put(refs, sizes)
+            assert await store.read(refs, sizes) == ["ok"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("fault", ["short_reads", "failing_reads", "flipped_reads"])
+def test_a_disk_that_lies_is_a_miss_and_never_wrong_bytes(
+    kind: str, fault: str, run: Any, serving: Any, chain: Any, key_space: Any
+) -> None:
+    sizes = [50_000] * 3
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving(kind) as store:
+            await store.put(refs, sizes)
+        async with serving(kind) as store:
+            setattr(store.faults, fault, 1)
+            reasons = await store.read(refs, sizes)
+            assert sorted(reason == "ok" for reason in reasons) == [False, True, True], reasons
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", WIRES)
+@pytest.mark.parametrize("after", [0, 10, 64, 100_000, 700_000])
+def test_a_cut_in_the_middle_is_a_miss_and_the_next_read_is_whole(
+    kind: str, after: int, run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any
+) -> None:
+    sizes = [300_000] * 4
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving(kind, wire=True) as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                store.proxy.cut_after = after
+                if kind == "tcp":
+                    await store.client._nodes._transport.close()  # a new connection, so that its bytes are counted from 0
+                blocks = [block async for block in store.client.read(lease)]
+            assert len(blocks) == 4
+            assert any(block.payload is None for block in blocks)
+            store.proxy.heal()
+            await eventually(store.client.usable_stores)
+            reasons: list[str] = []
+            while reasons != ["ok"] * 4:  # a channel of gRPC takes its time to connect again
+                try:
+                    reasons = await store.read(refs, sizes)
+                except AssertionError:
+                    await asyncio.sleep(0.05)
+
+    run(test())
+
+
+def test_a_bit_that_flips_on_the_wire_is_found_by_the_reader(run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    sizes = [300_000] * 4
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("tcp", wire=True) as store:
+            await store.put(refs, sizes)
+            await store.client._nodes._transport.close()
+            store.proxy.flip_at = 450_000
+            reasons = await store.read(refs, sizes)
+            assert reasons.count("ok") == 3
+            assert "bad_checksum" in reasons
+            store.proxy.heal()
+            assert await store.read(refs, sizes) == ["ok"] * 4, "the node's copy was good and stays"
+
+    run(test())
+
+
+def test_a_bit_that_flips_in_a_header_ends_the_connection(run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    sizes = [300_000] * 4
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("tcp", wire=True) as store:
+            await store.put(refs, sizes)
+            await store.client._nodes._transport.close()
+            store.proxy.flip_at = 64 + 32 + 300_000 + 20  # greeting, one whole payload, then a length
+            reasons = await store.read(refs, sizes)
+            assert reasons == ["ok", "unreachable", "unreachable", "unreachable"]
+            store.proxy.heal()
+            assert await store.read(refs, sizes) == ["ok"] * 4
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", WIRES)
+def test_a_node_that_stands_still_is_given_up_in_time(
+    kind: str, run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any
+) -> None:
+    sizes = [300_000] * 4
+    refs = chain(sizes)
+    impatient = dataclasses.replace(client_config, read_idle_timeout=milliseconds(300))
+
+    async def test() -> None:
+        async with serving(kind, wire=True, client_config=impatient) as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                if kind == "tcp":
+                    await store.client._nodes._transport.close()
+                store.proxy.hold_after = 400_000
+                started = asyncio.get_running_loop().time()
+                blocks = [block async for block in store.client.read(lease)]
+                assert asyncio.get_running_loop().time() - started < 8
+            assert {block.reason for block in blocks if block.payload is None} == {"timeout"}
+            assert any(block.payload is None for block in blocks)
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_what_is_leased_stays_while_other_blocks_push_everything_else_out(
+    kind: str, run: Any, serving: Any, chain: Any, key_space: Any, oracle: Any
+) -> None:
+    sizes = [MIB] * 4
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving(kind, host_capacity=Bytes(12 * MIB), ssd_path=None) as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                held: list[Any] = []
+                async for block in store.client.read(lease, in_place=True):
+                    held.append(block)
+                    for round_ in range(3):
+                        other = [MIB - 1 - block.index * 8 - round_] * 4
+                        await store.put(chain(other), other)
+                for block in held:
+                    assert block.payload == oracle(refs[block.index], MIB)
+                    assert block.still_good()
+
+    run(test())
+
+
+def test_a_block_read_in_place_says_when_its_lease_is_over(run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    sizes = [MIB] * 2
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("shm") as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                in_place = [block async for block in store.client.read(lease, in_place=True)]
+                copied = [block async for block in store.client.read(lease)]
+                assert all(block.payload.readonly for block in in_place)
+                assert all(block.still_good() for block in in_place)
+            assert not any(block.still_good() for block in in_place)
+            assert all(block.still_good() for block in copied), "a copy is its reader's"
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_reader_that_leaves_early_leaves_nothing_open(
+    kind: str, run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any
+) -> None:
+    sizes = [MIB] * 8
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving(kind) as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                blocks = store.client.read(lease)
+                await anext(blocks)
+                await blocks.aclose()
+            await eventually(lambda: store.server.node.reads == 0 and store.server.status().leases == 0)
+            assert await store.read(refs, sizes) == ["ok"] * 8
+
+    run(test())
+
+
+@pytest.mark.parametrize("access", ["off", "read", "read_write"])
+def test_an_operator_decides_on_shared_memory(access: str, run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any) -> None:
+    sizes = [MIB] * 3
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("grpc", shm=ShmAccess(access)) as store:
+            async with StoreClient(store.views, replicas=1, config=client_config) as client:
+                store.client, other = client, store.client
+                await store.put(refs, sizes)
+                assert await store.read(refs, sizes) == ["ok"] * 3
+                assert await store.uses() == ("tcp" if access == "off" else "shm")
+                store.client = other
+
+    run(test())
+
+
+def test_a_writer_whose_reservation_is_over_writes_nothing(run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any) -> None:
+    """Its time is looked at before each payload, so the extent may be another's already."""
+    sizes = [MIB]
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("shm", reservation_ttl=seconds(1)) as store:
+            await store.put(chain([10]), [10])  # chooses the transport
+            nodes = store.client._nodes
+            [grant] = await nodes.call("node-a", lambda stub: stub.reserve(key_space, [(refs[0], Bytes(MIB))], timeout=seconds(5)))
+            late = PayloadWrite(grant.write_token, b"x" * MIB, Ticket.from_bytes(grant.ticket), grant.arena_offset, Nanos(1))
+            assert await nodes.write("node-a", [late]) == {grant.write_token}
+            assert bytes(store.server.host.view(grant.arena_offset, MIB)) == bytes(MIB), "nothing was touched"
+            await eventually(lambda: store.server.status().reservations == 0)
+            over = dataclasses.replace(late, end_by=Nanos(1 << 62))
+            assert await nodes.write("node-a", [over]) == {grant.write_token}, "the node knows that it is over, whatever the writer thinks"
+
+    run(test())

@@ -1,0 +1,346 @@
+"""The doors of the data plane against those who have no business there."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstore.ids import BOOT_ID_BYTES
+from kvstore.node import data_connection
+from kvstore.node.config import ShmAccess
+from kvstore.transport.frames import HEADER_BYTES, MAX_BODY_BYTES, FrameKind, Header, ReadBody, WriteItem, pack_write_body, unpack_tokens
+from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, Ticket, proof_of
+from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
+
+PAYLOAD_BYTES = 20_000
+
+
+class RawClient:
+    """Speaks the framing byte by byte, as well or as badly as a test wants."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        self.number = 0
+
+    async def greeted(self):
+        greeting = await self.receive(HEADER_BYTES + NONCE_BYTES + BOOT_ID_BYTES)
+        assert Header.unpack(greeting).kind is FrameKind.GREETING
+        self.nonce = greeting[HEADER_BYTES : HEADER_BYTES + NONCE_BYTES]
+        return self
+
+    async def send(self, data):
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def receive(self, count):
+        data = b""
+        while len(data) < count:
+            got = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, count - len(data)), 10)
+            assert got, f"closed after {len(data)} of {count} bytes"
+            data += got
+        return data
+
+    async def closed(self):
+        """Reads to the end; whether the node closed the connection, rather than answering."""
+        try:
+            return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), 10) == b""
+        except ConnectionResetError:
+            return True
+
+    def request(self, kind, body, tickets, *, length=None, number=None, nonce=None):
+        number = self.number if number is None else number
+        self.number = number + 1
+        header = Header(kind, number, len(body) + PROOF_BYTES if length is None else length).pack()
+        return header + body + proof_of(tickets, nonce=nonce or self.nonce, message=header + body)
+
+
+@pytest.fixture
+def raw(eventually):
+    """`async with raw(server) as connect`: `await connect()` gives a greeted connection to the TCP door."""
+
+    @asynccontextmanager
+    async def clients(server):
+        socks = []
+
+        async def connect(*, local=False):
+            sock = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+            sock.setblocking(False)
+            socks.append(sock)
+            hello = server._hello()
+            await asyncio.get_running_loop().sock_connect(sock, "\0" + hello.local_door if local else ("127.0.0.1", hello.data_port))
+            return await RawClient(sock).greeted()
+
+        try:
+            yield connect
+        finally:
+            for sock in socks:
+                sock.close()
+
+    return clients
+
+
+def _refused(server):
+    return {
+        sample.labels["reason"]: sample.value
+        for metric in server._metrics.data_refused.collect()
+        for sample in metric.samples
+        if sample.name.endswith("_total") and sample.value
+    }
+
+
+def _read_request(raw_client, acquired, refs, key_space, **changes):
+    ticket = Ticket.from_bytes(acquired.ticket)
+    body = ReadBody(acquired.lease_id, ticket.expires_at, key_space, tuple(ref.hash for ref in refs)).pack()
+    return raw_client.request(FrameKind.READ, body, [ticket], **changes)
+
+
+async def _read_answer(raw_client, refs):
+    payloads = []
+    for item in range(len(refs)):
+        header = Header.unpack(await raw_client.receive(HEADER_BYTES))
+        assert (header.kind, header.item) == (FrameKind.PAYLOAD, item)
+        payloads.append(await raw_client.receive(header.length) if header.length else None)
+    return payloads
+
+
+def test_a_read_with_its_ticket_is_answered_and_every_forgery_of_it_closes_the_connection(
+    serving, chain, payload, key_space, raw, eventually
+):
+    async def test():
+        async with serving() as (server, client), raw(server) as connect:
+            refs = chain("a", 3)
+            await client.store(refs)
+            acquired = await client.acquire(refs)
+            good = await connect()
+            request = _read_request(good, acquired, refs, key_space)
+            await good.send(request)
+            assert await _read_answer(good, refs) == [payload(ref) for ref in refs]
+
+            await good.send(request)  # the same bytes again, on the same connection
+            assert await good.closed()
+            elsewhere = await connect()
+            await elsewhere.send(request)  # and on another
+            assert await elsewhere.closed()
+            assert _refused(server) == {"replay": 1, "bad_ticket": 1}
+
+            for at in range(HEADER_BYTES, len(request), 37):  # any byte behind the header
+                forger = await connect()
+                forged = bytearray(_read_request(forger, acquired, refs, key_space))
+                forged[at] ^= 1
+                await forger.send(bytes(forged))
+                assert await forger.closed(), at
+            [other] = [await client.acquire(refs[:1])]
+            thief = await connect()
+            ticket = Ticket.from_bytes(other.ticket)
+            body = ReadBody(acquired.lease_id, ticket.expires_at, key_space, (refs[2].hash,)).pack()
+            await thief.send(thief.request(FrameKind.READ, body, [ticket]))
+            assert await thief.closed(), "a ticket of one lease opened another"
+            await eventually(lambda: server.node.reads == 0)
+
+            whole = await connect()
+            await whole.send(_read_request(whole, acquired, refs, key_space))
+            assert await _read_answer(whole, refs) == [payload(ref) for ref in refs], "the node goes on serving"
+
+    asyncio.run(test())
+
+
+def test_a_ticket_covers_no_block_outside_its_lease_and_ends_with_its_time(serving, chain, payload, key_space, raw):
+    async def test():
+        async with serving() as (server, client), raw(server) as connect:
+            refs = chain("a", 3)
+            await client.store(refs)
+            acquired = await client.acquire(refs[:1])
+            reader = await connect()
+            await reader.send(_read_request(reader, acquired, refs[:2], key_space))
+            assert await _read_answer(reader, refs[:2]) == [payload(refs[0]), None]
+
+            late = server._tickets.for_lease(acquired.lease_id, expires_at=Nanos(server.node.now() - 1))
+            body = ReadBody(acquired.lease_id, late.expires_at, key_space, (refs[0].hash,)).pack()
+            await reader.send(reader.request(FrameKind.READ, body, [late]))
+            assert await _read_answer(reader, refs[:1]) == [None]
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: larder\r\n\r\n", "garbage"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(40), "garbage"),
+        (bytes(4096), "garbage"),
+        (Header(FrameKind.READ, 0, MAX_BODY_BYTES + 1).pack(), "bad_length"),
+        (Header(FrameKind.READ, 0, 1 << 63).pack(), "bad_length"),
+        (Header(FrameKind.READ, 0, 10).pack(), "bad_length"),
+        (Header(FrameKind.READ, 0, 100).pack()[:-1] + b"\xff", "bad_header"),
+        (Header(FrameKind.READ, 0, 200).pack() + bytes(200), "bad_length"),
+        (Header(FrameKind.WRITE, 0, 200).pack() + b"\xff" * 200, "bad_length"),
+        (Header(FrameKind.ARENA, 0, 0).pack(), "garbage"),
+        (Header(FrameKind.PAYLOAD, 0, 0).pack(), "garbage"),
+        (Header(FrameKind.READ, 7, 200).pack(), "replay"),
+    ],
+)
+def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage, reason):
+    async def test():
+        async with serving() as (server, _), raw(server) as connect:
+            client = await connect()
+            await client.send(garbage)
+            assert await client.closed()
+            assert _refused(server) == {reason: 1}
+
+    asyncio.run(test())
+
+
+def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch):
+    monkeypatch.setattr(data_connection, "FIRST_REQUEST", milliseconds(100))
+    monkeypatch.setattr(data_connection, "REST_OF_REQUEST", milliseconds(100))
+
+    async def test():
+        async with serving() as (server, _), raw(server) as connect:
+            silent = await connect()
+            assert await silent.closed()
+            halfway = await connect()
+            await halfway.send(Header(FrameKind.READ, 0, 500).pack() + b"half")
+            assert await halfway.closed()
+            assert _refused(server) == {"half_open": 1, "stood_still": 1}
+            assert server.status().data_connections["tcp"] == 0
+
+    asyncio.run(test())
+
+
+def test_a_reader_that_takes_nothing_is_cut_off_and_its_extents_are_free_again(serving, chain, key_space, raw, eventually):
+    async def test():
+        async with serving(host_capacity=Bytes(64 * MIB), read_deadline=milliseconds(300)) as (server, client), raw(server) as connect:
+            refs = chain("a", 24)
+            await client.store(refs, size=2 * MIB)  # more than the socket buffers take
+            acquired = await client.acquire(refs)
+            slow = await connect()
+            await slow.send(_read_request(slow, acquired, refs, key_space))
+            await eventually(lambda: server.node.reads == 1)
+            await eventually(lambda: server.node.reads == 0)
+            await eventually(lambda: server.status().data_connections["tcp"] == 0)
+
+    asyncio.run(test())
+
+
+def test_bytes_for_a_reservation_that_is_over_touch_nothing_and_the_others_arrive(serving, chain, payload, key_space, raw):
+    async def test():
+        async with serving() as (server, client), raw(server) as connect:
+            refs = chain("a", 3)
+            grants = await client.reserve(refs)
+            await client.stub.delete(key_space, refs[1:2], timeout=seconds(5))  # takes the reservation away
+            writer = await connect()
+            tickets = [Ticket.from_bytes(grant.ticket) for grant in grants]
+            items = [WriteItem(grant.write_token, PAYLOAD_BYTES, ticket.expires_at) for grant, ticket in zip(grants, tickets, strict=True)]
+            await writer.send(writer.request(FrameKind.WRITE, pack_write_body(items), tickets) + b"".join(payload(ref) for ref in refs))
+            header = Header.unpack(await writer.receive(HEADER_BYTES))
+            assert header.kind is FrameKind.WRITTEN
+            assert unpack_tokens(await writer.receive(header.length)) == {grants[1].write_token}
+            assert [server.node.incoming.is_complete(grant.write_token) for grant in grants] == [True, False, True]
+
+    asyncio.run(test())
+
+
+def test_a_length_other_than_reserved_and_a_writer_that_dies_halfway_leave_nothing(serving, chain, raw, eventually):
+    async def test():
+        async with serving() as (server, client), raw(server) as connect:
+            [grant] = await client.reserve(chain("a", 1))
+            ticket = Ticket.from_bytes(grant.ticket)
+            for length in (PAYLOAD_BYTES - 1, PAYLOAD_BYTES + 1, 1 << 40):
+                liar = await connect()
+                await liar.send(
+                    liar.request(FrameKind.WRITE, pack_write_body([WriteItem(grant.write_token, length, ticket.expires_at)]), [ticket])
+                )
+                assert await liar.closed()
+            assert _refused(server) == {"bad_ticket": 3}
+            dying = await connect()
+            body = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, ticket.expires_at)])
+            await dying.send(dying.request(FrameKind.WRITE, body, [ticket]) + bytes(100))
+            dying.sock.close()
+            await eventually(lambda: server.status().reservations == 0)
+
+    asyncio.run(test())
+
+
+def test_a_sealed_arena_cannot_be_written_by_anybody_else_and_nobody_may_say_that_it_was(serving, chain, raw):
+    async def test():
+        async with serving(shm=ShmAccess.READ) as (server, client), raw(server) as connect:
+            [grant] = await client.reserve(chain("a", 1))
+            local = await connect(local=True)
+            await local.send(Header(FrameKind.ARENA, 0, 0).pack())
+            while True:
+                try:
+                    data, fds, _, _ = socket.recv_fds(local.sock, HEADER_BYTES, 4)
+                    break
+                except BlockingIOError:
+                    await asyncio.sleep(0.01)
+            local.number = 1
+            assert len(fds) == 1
+            assert Header.unpack(data).length == server.host.capacity
+            with pytest.raises(PermissionError):  # not even through another descriptor of the same memory
+                os.pwrite(os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR), b"x", 0)
+            os.close(fds[0])
+            ticket = Ticket.from_bytes(grant.ticket)
+            body = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, ticket.expires_at)])
+            await local.send(local.request(FrameKind.PLACED, body, [ticket]))
+            assert await local.closed()
+
+    asyncio.run(test())
+
+
+def test_a_process_of_another_user_gets_no_arena(serving, eventually):
+    if os.getuid() != 0:
+        pytest.skip("only root can become somebody else")
+    stranger = """
+import os, socket, sys
+os.setgid(65534); os.setuid(65534)
+sock = socket.socket(socket.AF_UNIX)
+sock.connect("\\0" + sys.argv[1])
+sys.exit(0 if sock.recv(1) == b"" else 1)
+"""
+
+    async def test():
+        async with serving() as (server, _):
+            process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, server._hello().local_door)
+            assert await process.wait() == 0
+            assert _refused(server) == {"foreign_user": 1}
+
+    asyncio.run(test())
+
+
+def test_nothing_is_left_of_a_node_that_was_killed(tmp_path):
+    script = """
+import asyncio, sys
+from prometheus_client import CollectorRegistry
+from kvstore.core.view import View
+from kvstore.ids import Epoch
+from kvstore.node.config import NodeConfig
+from kvstore.node.server import NodeServer
+from kvstore.registry.view_source import StaticViews
+async def main():
+    server = NodeServer(NodeConfig(), views=StaticViews(View(Epoch(1))))
+    await server.start()
+    print(server._hello().local_door, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+    before = set(os.listdir("/dev/shm"))
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    door = process.stdout.readline().strip()
+    assert door
+    sock = socket.socket(socket.AF_UNIX)
+    sock.connect("\0" + door)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(1 << 12):
+            pass
+    sock.close()
+    with socket.socket(socket.AF_UNIX) as again, pytest.raises(ConnectionRefusedError):
+        again.connect("\0" + door)
+    assert set(os.listdir("/dev/shm")) <= before
