@@ -6,7 +6,7 @@ reverse water-filling: the entropy coder spends bits where the variance is, and 
 
 How a matrix product gives the same bits everywhere: its factors are integers, and small enough for every partial sum to be exact in
 the float type at hand; then neither the order of the sums, nor fused operations, nor the number of threads can matter. Decoding
-multiplies coefficients by 12-bit basis entries in float32 while the sums stay below 2**24, else in float64. Encoding multiplies 22-bit
+multiplies coefficients by 12-bit basis entries in float32, in stretches whose sums stay below 2**24. Encoding multiplies 22-bit
 dual coordinates by the same basis in float64. What surrounds the products is elementwise float32 in a stated order.
 
     u = rint(dual(x - mean) * 2**DUAL_BITS)        dual: klt_rotation.py
@@ -24,7 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvstore.codec import klt_kernels, klt_rotation
-from kvstore.codec.klt_tables import BASIS_LIMIT, KltTables
+from kvstore.codec.klt_tables import KltTables
 from kvstore.errors import CodecFailure, CorruptPayload
 
 ROUNDING = 0.40
@@ -56,6 +56,8 @@ class _Section:
     slots: np.ndarray
     bases: tuple[np.ndarray, ...]
     """float32 [components, width] of integers."""
+    limits: tuple[np.ndarray, ...]
+    """float64 [components]: largest magnitude of each row of a basis."""
     columns: tuple[int, ...]
     """First dimension of each group, and the end."""
 
@@ -121,8 +123,9 @@ class KltTransform:
         tokens = parts[0][0].shape[1]
         products = np.empty((2, tokens, self.tables.dimensions), np.float32)
         for kind, (section, arrays) in enumerate(zip(self._sections, parts, strict=True)):
-            for group, (basis, rows) in enumerate(zip(section.bases, arrays, strict=True)):
-                products[kind, :, section.columns[group] : section.columns[group + 1]] = _exact_product(rows, basis[: len(rows)])
+            for group, (basis, limits, rows) in enumerate(zip(section.bases, section.limits, arrays, strict=True)):
+                product = _exact_product(rows, basis[: len(rows)], limits[: len(rows)])
+                products[kind, :, section.columns[group] : section.columns[group + 1]] = product
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
 
     def stepped_down(self, parts: Parts, *, step: int, factor: int) -> tuple[np.ndarray, np.ndarray]:
@@ -206,6 +209,7 @@ def _section(tables: KltTables, kind: int) -> _Section:
         shifts=np.array(tables.shifts[kind], np.int64),
         slots=slots,
         bases=tuple(basis.astype(np.float32) for basis in bases),
+        limits=tuple(np.abs(basis.astype(np.float64)).max(axis=1) for basis in bases),
         columns=tuple(int(end) for end in np.concatenate([[0], np.cumsum(widths)])),
     )
 
@@ -224,10 +228,26 @@ def _used_rows(rows: np.ndarray) -> int:
     return int(live[-1]) + 1 if live.size else 0
 
 
-def _exact_product(rows: np.ndarray, basis: np.ndarray) -> np.ndarray:
-    """float32 [tokens, width]: rows.T @ basis, of integers, rounded once where it passes 2**24."""
-    if np.abs(rows).sum(axis=0, dtype=np.float64).max(initial=0.0) * BASIS_LIMIT < _EXACT_IN_FLOAT32:
-        narrow: np.ndarray = rows.T @ basis
-        return narrow
-    wide: np.ndarray = rows.T.astype(np.float64) @ basis.astype(np.float64)
-    return wide.astype(np.float32)
+def _exact_product(rows: np.ndarray, basis: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """float32 [tokens, width]: rows.T @ basis, of integers, rounded once where it passes 2**24.
+
+    Taken in as few stretches of components as keep every partial sum below 2**24, added up in float64: half the time of one product
+    in float64.
+    """
+    magnitudes = np.abs(rows)
+    if (limits @ magnitudes).max(initial=0.0) < _EXACT_IN_FLOAT32:
+        product: np.ndarray = rows.T @ basis
+        return product
+    bounds = np.cumsum(limits[:, None] * magnitudes, axis=0)
+    total = np.zeros((rows.shape[1], basis.shape[1]))
+    first = 0
+    before = np.zeros(rows.shape[1])
+    while first < len(rows):
+        stop = first + int(np.count_nonzero((bounds[first:] - before).max(axis=1) < _EXACT_IN_FLOAT32))
+        if stop > first:
+            total += rows[first:stop].T @ basis[first:stop]
+        else:
+            stop = first + 1
+            total += np.outer(rows[first].astype(np.float64), basis[first].astype(np.float64))
+        first, before = stop, bounds[stop - 1]
+    return total.astype(np.float32)

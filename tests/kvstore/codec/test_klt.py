@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvstore.codec import BlockCodec, Rung, read_header
-from kvstore.codec.klt import KltTransform
+from kvstore.codec.klt import KltTransform, _exact_product
 from kvstore.codec.klt_rotation import rotations, unrotated
 from kvstore.codec.klt_tables import KltTables, load_tables, save_tables, tables_from_bytes
 from kvstore.codec.reference import widen
@@ -84,13 +84,14 @@ def test_the_weighted_error_of_each_coefficient_is_about_a_step(make_tables: Tab
         assert all((a != b).mean() < 0.02 for a, b in zip(quantized, again, strict=True))
 
 
-def test_a_product_too_large_for_single_precision_is_taken_in_double(make_tables: Tables) -> None:
+@pytest.mark.parametrize("factor", [1, 3, 40, 1000])
+def test_a_product_too_large_for_single_precision_is_rounded_once(make_tables: Tables, factor: int) -> None:
     transform = KltTransform(make_tables(LAYOUT))
-    parts = transform.parts(transform.coefficients(correlated(LAYOUT), start_position=0, step=1))
-    small = transform.block(parts, start_position=0, step=1)
-    large = transform.block(([rows * 200 for rows in parts[0]], [rows * 200 for rows in parts[1]]), start_position=0, step=1)
-    zero = transform.block(([rows * 0 for rows in parts[0]], [rows * 0 for rows in parts[1]]), start_position=0, step=1)
-    assert np.abs((large - zero) / 200 - (small - zero)).max() < 1e-4 * np.abs(small).max()
+    rows = transform.parts(transform.coefficients(correlated(LAYOUT), start_position=0, step=1))[0][0] * factor
+    basis = make_tables(LAYOUT).bases[0][0][: len(rows)].astype(np.float32)
+    exact = rows.T.astype(np.int64) @ basis.astype(np.int64)
+    assert factor < 1000 or np.abs(exact).max() > 1 << 24
+    assert (_exact_product(rows, basis, np.abs(basis.astype(float)).max(axis=1)) == exact.astype(np.float32)).all()
 
 
 def test_the_order_of_the_sums_does_not_matter(make_tables: Tables) -> None:
