@@ -38,7 +38,7 @@ FIRST_EXACT_TOKENS = 4
 """Attention sinks: the first tokens of a sequence stay as they are."""
 
 DEFAULT_STEP = 3
-"""Of rung klt, with the base step that `kvctl calibrate` chooses: 2 bits an element at a quarter of int4's divergence (LOG.md)."""
+"""Of rung klt, with the base step that `kvctl calibrate` chooses: 2 bits an element (LOG.md)."""
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
