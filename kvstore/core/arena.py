@@ -22,7 +22,7 @@ class Arena:
         self._pages = capacity // ALIGNMENT
         self._used_pages = 0
         self._generation = 0
-        self._live = bytearray(self._pages)  # first page of a live extent -> _mark_of its generation; else 0
+        self._live: dict[int, int] = {}  # offset -> generation
         self._free_at: dict[int, int] = {}  # first page -> pages
         self._free_until: dict[int, int] = {}  # page after the last -> first page
         self._classes: dict[int, dict[int, None]] = {}  # size class -> first pages, oldest first
@@ -58,15 +58,14 @@ class Arena:
             self._put_free(start + pages, found - pages)
         self._generation += 1
         offset = start * ALIGNMENT
-        self._live[start] = _mark_of(self._generation)
+        self._live[offset] = self._generation
         self._used_pages += pages
         return Extent(self._tier, 0, offset, length, Generation(self._generation))
 
     def free(self, *, offset: int, length: int, generation: int) -> None:
         """Gives the extent back. A second time, or with a stale generation, is a bug."""
         start, pages = offset // ALIGNMENT, _pages_of(length)
-        assert self._live[start] == _mark_of(generation), f"extent at {offset} generation {generation} is not live"
-        self._live[start] = 0
+        assert self._live.pop(offset, None) == generation, f"extent at {offset} generation {generation} is not live"
         self._used_pages -= pages
         before = self._free_until.get(start)
         if before is not None:
@@ -112,11 +111,6 @@ class Arena:
 def _pages_of(length: int) -> int:
     """An empty payload takes a page too: each extent has its own place."""
     return max(1, -(-length // ALIGNMENT))
-
-
-def _mark_of(generation: int) -> int:
-    """One byte a page instead of 50 and more per extent: a second free is always found, a stale one unless 255 generations lie between."""
-    return generation % 255 + 1
 
 
 def _class_of(pages: int) -> int:

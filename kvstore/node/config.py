@@ -62,7 +62,7 @@ class NodeConfig:
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
     demote_above: float = 0.5
     """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
-    eviction: PolicyName = PolicyName.ADAPTIVE
+    eviction: PolicyName = PolicyName.LRU
     """Which blocks go first when room is needed: lru, s3fifo or adaptive. Compare them on a trace of your own: kvctl replay."""
     ssd_moves: int = 64
     """Copies between the tiers under way at a time; those to the SSD that come together share one sync (3 ms and more)."""
