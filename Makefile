@@ -15,6 +15,8 @@ ARGS ?=
 export NO_PROXY := localhost,127.0.0.1,::1
 export no_proxy := $(NO_PROXY)
 export HF_HUB_OFFLINE := 1
+# A cluster starts the same modules in eight processes; where this is set, each would compile all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
 # Converted models; in the clone, so that 'make clean' takes everything away.
 export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
