@@ -41,8 +41,9 @@ demo: $(READY)
 up: $(READY)
 	@exec $(PY) -m kvstore.admin.kvctl local up --foreground $(ARGS)
 
+# Much of the time goes into starting processes, one core each; a file's tests stay together, with the cluster they share.
 test: $(READY)
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(READY)
 	@$(PY) -m ruff format --check .
