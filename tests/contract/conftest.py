@@ -147,7 +147,12 @@ async def _serving(
     kind: str, folder: Path, *, wire: bool = False, client_config: ClientConfig = CONFIG, **keys: Any
 ) -> AsyncIterator[Store]:
     faults = Faults()
-    defaults: dict[str, Any] = {"host_capacity": Bytes(32 * MIB), "tick_every": milliseconds(20), "ssd_path": folder / "ssd"}
+    defaults: dict[str, Any] = {
+        "host_capacity": Bytes(32 * MIB),
+        "tick_every": milliseconds(20),
+        "ssd_path": folder / "ssd",
+        "scrub_rate": Bytes(0),  # a fault set for one read must meet the reader's, not a scrub's
+    }
     config = NodeConfig(node_id="node-a", **(defaults | keys))
     views = StaticViews(View(Epoch(1)))
     server = NodeServer(config, views=views, wrap_ssd=lambda regions: FaultyTier(regions, faults))

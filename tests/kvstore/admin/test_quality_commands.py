@@ -66,7 +66,6 @@ def test_a_rung_that_cannot_be_judged_is_refused_in_one_line(folder: Path) -> No
 
 
 def test_a_plot_has_a_point_for_each_rung_with_an_error(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     rows = [
         {"rung": rung, "bits": bits, "kl": kl, "kl_interval": [kl / 2, kl * 2]}
         for rung, bits, kl in (("raw", 16.0, 0.0), ("int4", 4.3, 0.004), ("klt:4", 1.7, 0.002), ("klt:8", 1.1, 0.005))
