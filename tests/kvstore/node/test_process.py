@@ -125,7 +125,7 @@ def test_a_kill_9_in_the_middle_of_puts_leaves_nothing_listed_that_cannot_be_rea
         await client.close()
         return found
 
-    with process(ssd=True) as (popen, addresses):
+    with process(ssd=True, demote_above="0") as (popen, addresses):
         chains = asyncio.run(put_until_killed(addresses["rpc"], popen))
     with process(ssd=True) as (popen, addresses):
         assert asyncio.run(check(addresses["rpc"], chains)) > 0
