@@ -23,6 +23,7 @@ from prefill_node.engine.request import (
     FinishedOut,
     FinishReason,
     Logprobs,
+    PrefixWantedOut,
     SamplingParams,
     TokenOut,
 )
@@ -106,6 +107,8 @@ class DecodeSession:
         self._events: asyncio.Queue[EngineEvent | LarderError] = asyncio.Queue()
         self._submitted = False
         self._halted = False
+        self._tokens = [*call.prompt, *call.generated]
+        self._refetching: asyncio.Future[None] | None = None
 
     async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Loaded first, then the tokens, then Finished, with heartbeats where nothing else comes in time.
@@ -121,9 +124,7 @@ class DecodeSession:
                 yield Finished(reason)
                 return
             # A fetched prefix and an engine event are both awaited as one more event, so that a heartbeat fits between.
-            loading = asyncio.ensure_future(
-                self._loader.load(call.namespace, call.prompt + call.generated, continuation=bool(call.generated))
-            )
+            loading = asyncio.ensure_future(self._loader.load(call.namespace, tuple(self._tokens), continuation=bool(call.generated)))
             finished = False
             try:
                 while not loading.done():
@@ -191,7 +192,7 @@ class DecodeSession:
         node.engine.submit(
             EngineRequest(
                 request_id=call.request_id,
-                token_ids=call.prompt + call.generated,
+                token_ids=tuple(self._tokens),
                 first_output=len(call.prompt),
                 chain_root=node.root(call.namespace),
                 prefix=loaded.pinned,
@@ -200,6 +201,8 @@ class DecodeSession:
                 top_logprobs=call.top_logprobs,
                 stop_token_ids=self._stop_ids(),
                 priority=call.priority,
+                refetch=True,
+                fetchable=loaded.fetchable_blocks,
             ),
             sink,
         )
@@ -217,10 +220,18 @@ class DecodeSession:
                 continue
             self._raise_end(event)
             if isinstance(event, TokenOut):
+                self._tokens.append(event.token_id)
                 yield NextToken(event.token_id, event.position, event.logprobs)
+            elif isinstance(event, PrefixWantedOut):
+                self._refetching = asyncio.ensure_future(self._refetch())
             elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
                 yield Finished(event.reason)
                 return
+
+    async def _refetch(self) -> None:
+        """Another sequence needed this one's blocks, and now there is room again: they come back like a successor's."""
+        loaded = await self._loader.load(self._call.namespace, tuple(self._tokens), continuation=True)
+        self._node.engine.resume(self._call.request_id, loaded.pinned)
 
     def _raise_end(self, event: EngineEvent | LarderError) -> None:
         if isinstance(event, LarderError):
@@ -233,6 +244,9 @@ class DecodeSession:
         if self._submitted:
             if not finished:
                 self._node.engine.cancel(self._call.request_id)
+            if self._refetching is not None:
+                self._refetching.cancel()
+                await asyncio.wait((self._refetching,))
             return
         # The callback, not the wait below, frees the blocks: a second cancel may cut the wait short.
         loading.add_done_callback(self._release_unused)

@@ -210,3 +210,31 @@ def test_puts_that_wait_are_served_in_the_order_they_came(ssd_node: Callable, ch
     while len(answers) < 2:
         answers += [said for said in node.copied() if isinstance(said, AnswerReserve)]
     assert [len(answer.grants) for answer in answers] == [2, 1]
+
+
+def test_a_copy_that_nobody_asked_for_gets_spare_room_only(host_node: Callable, ssd_node: Callable, chain: Callable, space) -> None:
+    node, blocks, more = host_node(3), chain(2), chain(2, start=500)
+    node.put(*blocks)
+    items = tuple(ReserveItem(block, 4096) for block in more)
+    request = ReserveRequested(request_id=node.request(), key_space=space, items=items, spare_room_only=True)
+    assert [grant.status for grant in node.ask(request, AnswerReserve).grants] == [ReserveStatus.GRANTED, ReserveStatus.NO_ROOM]
+    assert node.present(*blocks) == (True, True)
+    waiting = ssd_node(4, patience=seconds(1))
+    waiting.put(*chain(4))
+    request = ReserveRequested(request_id=waiting.request(), key_space=space, items=items, spare_room_only=True)
+    assert {grant.status for grant in waiting.ask(request, AnswerReserve).grants} == {ReserveStatus.NO_ROOM}, "at once"
+
+
+def test_a_hole_left_by_a_refused_item_is_filled_by_the_next_writer(host_node: Callable, chain: Callable) -> None:
+    node, blocks = host_node(8), chain(4)
+    first = node.reserve(*blocks)
+    node.commit(first.grants[0].write_token)
+    node.verified()
+    node.commit(first.grants[1].write_token, received=10)
+    node.commit(first.grants[2].write_token)
+    node.verified(VerifyOutcome.CORRUPT)
+    node.commit(first.grants[3].write_token)
+    node.verified()
+    assert node.present(*blocks) == (True, False, False, True)
+    assert [status.name for status in node.put(*blocks)] == ["EXISTS", "STORED", "STORED", "EXISTS"]
+    assert len([found for found in node.acquire(*blocks).blocks if found]) == 4
