@@ -306,8 +306,11 @@ class StoreNode:
                     if grant.status is ReserveStatus.GRANTED:
                         assert grant.extent is not None
                         assert grant.write_token not in self._key_of, "a write token was given out twice"
+                        assert stock.reservations.named(grant.write_token) is not None, "granted what is not reserved any more"
                         self._key_of[grant.write_token] = key
                         self.incoming.open(grant.write_token, grant.extent)
+                    elif grant.status is ReserveStatus.EXISTS:
+                        assert stock.index.get(*key) is not None, "said to exist, and not there"
             case AnswerCommit():
                 assert isinstance(asked, CommitRequested)
                 for commit, status in zip(asked.items, answer.statuses, strict=True):
