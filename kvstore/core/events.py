@@ -50,6 +50,8 @@ class ReserveItem(NamedTuple):
     block: BlockRef
     payload_bytes: int
     """Exact size of the payload that will come."""
+    ttl: Nanos | None = None
+    """From its listing on; 0: no end; None: what the namespace has by configuration. At most MAX_TTL."""
 
 
 class ReserveGrant(NamedTuple):
@@ -76,6 +78,8 @@ class ReserveRequested:
     request_id: RequestId
     key_space: KeySpace
     items: tuple[ReserveItem, ...]
+    spare_room_only: bool = False
+    """NO_ROOM rather than cost a block its last copy here, and no wait: for copies that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +209,8 @@ class AcquireRequested:
     """In chain order."""
     ttl: Nanos | None = None
     """None: the node's default. The node may grant less."""
+    counts: bool = True
+    """False: no use of the blocks, as far as eviction and admission are concerned; a copy for a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +254,8 @@ class ReadRequested:
     lease_id: LeaseId
     key_space: KeySpace
     hashes: tuple[BlockHash, ...]
+    counts: bool = True
+    """False: moves nothing to a faster tier; a copy for a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +391,24 @@ class OwnedBlock(NamedTuple):
     payload_bytes: int
     checksum: int
     tiers: tuple[Tier, ...]
+    ttl: Nanos
+    """What is left of its life; 0: no end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeRequested:
+    """All that a peer must know of these blocks to take a copy. Comes back: AnswerDescribe, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDescribe:
+    request_id: RequestId
+    blocks: tuple[OwnedBlock | None, ...]
+    """None: not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -477,6 +503,8 @@ class RecoveredRecord(NamedTuple):
     length: int
     checksum: int
     generation: int
+    expires_at: int = 0
+    """By the time of day, in nanoseconds since 1970; 0: never."""
 
 
 class RecoveredRegion(NamedTuple):
@@ -524,6 +552,7 @@ class NoteKind(StrEnum):
     PROMOTED = "promoted"
     RELOCATED = "relocated"
     EVICTED = "evicted"
+    EXPIRED = "expired"
     DELETED = "deleted"
     QUARANTINED = "quarantined"
     RECOVERED = "recovered"
@@ -562,6 +591,7 @@ Event = (
     | DeleteRequested
     | EvictRequested
     | LocateRequested
+    | DescribeRequested
     | ListRequested
     | ExtentCopied
     | RegionWritten
@@ -582,6 +612,7 @@ Answer = (
     | AnswerDelete
     | AnswerEvict
     | AnswerLocate
+    | AnswerDescribe
     | AnswerList
     | AnswerStop
 )

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from kvstore.core.events import (
     AcquireRequested,
+    AnswerDescribe,
     AnswerList,
     AnswerLocate,
     AnswerStop,
     BlockPlace,
     CommitRequested,
     DeleteRequested,
+    DescribeRequested,
     Event,
     EvictRequested,
     ExtentCopied,
@@ -44,8 +46,11 @@ from kvstore.core.scrubs import Scrubs
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.tiering import Tiering
-from kvstore.ids import BootId
+from kvstore.ids import BlockHash, BootId, KeySpace
 from kvstore.units import Bytes, Nanos
+
+_ENDS_PER_TICK = 1024
+"""Blocks that a tick unlists because their time is over: some milliseconds. What is asked about does not wait for its turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +81,9 @@ class StoreState:
     Deterministic: the same configuration, boot id and events give the same instructions.
     """
 
-    def __init__(self, config: StoreConfig, *, boot_id: BootId, policy: EvictionPolicy | None = None) -> None:
-        stock = Stock(config, boot_id=boot_id, policy=policy)
+    def __init__(self, config: StoreConfig, *, boot_id: BootId, day_offset: Nanos = Nanos(0), policy: EvictionPolicy | None = None) -> None:
+        """`day_offset`: what `now` lacks to the time since 1970; the ends of blocks are kept by the time of day."""
+        stock = Stock(config, boot_id=boot_id, day_offset=day_offset, policy=policy)
         self._stock = stock
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
@@ -137,12 +143,15 @@ class StoreState:
                 self._scrubs.verify(event)
             case LocateRequested():
                 self._locate(event)
+            case DescribeRequested():
+                self._describe(event)
             case ListRequested():
                 self._list(event)
             case RegionsRecovered():
                 assert self._tiering is not None
                 self._tiering.recover(event)
             case Tick():
+                self._stock.end_due_blocks(at_most=_ENDS_PER_TICK)
                 self._puts.sweep(now)
                 self._gets.sweep(now)
             case StopRequested():
@@ -171,23 +180,38 @@ class StoreState:
             counters=dict(stock.counters),
         )
 
+    def holds(self, key_space: KeySpace, block: BlockHash) -> bool:
+        """Whether the block is readable here after the last event. Cost: O(1)."""
+        return self._stock.index.get(key_space, block) is not None
+
     def _hit_on_ssd(self, entry: Entry) -> None:
         if self._tiering is not None:
             self._tiering.hit(entry)
 
     def _locate(self, event: LocateRequested) -> None:
         places = []
+        self._stock.end_due_among(event.key_space, event.hashes)
         for block in event.hashes:
             entry = self._stock.index.get(event.key_space, block)
             places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
         self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
+
+    def _owned(self, entry: Entry) -> OwnedBlock:
+        return OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers, self._stock.ttl_left(entry))
+
+    def _describe(self, event: DescribeRequested) -> None:
+        self._stock.end_due_among(event.key_space, event.hashes)
+        entries = self._stock.index.entries(event.key_space)
+        found = [entries.get(block) for block in event.hashes]
+        blocks = tuple(None if entry is None else self._owned(entry) for entry in found)
+        self._stock.say(AnswerDescribe(request_id=event.request_id, blocks=blocks))
 
     def _list(self, event: ListRequested) -> None:
         index = self._stock.index
         blocks = tuple(
             (
                 key_space,
-                tuple(OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers) for entry in index.entries(key_space).values()),
+                tuple(self._owned(entry) for entry in index.entries(key_space).values()),
             )
             for key_space in index.key_spaces()
         )

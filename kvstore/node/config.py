@@ -40,7 +40,8 @@ class NodeConfig:
     metrics_port: int = 0
     """Where Prometheus finds /metrics; 0: a free one."""
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet."""
+    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet: redis://, rediss:// (TLS), unix://,
+    redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port (rediss+... for TLS)."""
     zone: str = "zone-a"
     """Replicas of a stripe go to different zones when there are enough of them."""
     weight: float = 1.0
@@ -70,6 +71,8 @@ class NodeConfig:
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have here; not named: no limit."""
+    ttls: Mapping[str, Nanos] = field(default_factory=dict)
+    """How long a block of a namespace lives when its put does not say; not named: until it is evicted."""
 
     tcp: bool = True
     """Offer payloads over TCP; off: only by gRPC (and shared memory)."""
@@ -143,4 +146,5 @@ class NodeConfig:
             policy=self.eviction,
             reservation_timeout=self.reservation_ttl,
             quotas={Namespace(name): limit for name, limit in self.quotas.items()},
+            ttls={Namespace(name): ttl for name, ttl in self.ttls.items()},
         )

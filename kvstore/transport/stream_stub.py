@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.errors import Unavailable
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, WriteToken
 from kvstore.rpc.store_stub import Acquired, DeadlinePassed, FoundCopy, Grant, StoreStub
@@ -61,9 +61,10 @@ class StreamStub(StoreStub):
                 pass
         await super().release(lease_id, key_space, hashes=hashes, corrupt_hashes=corrupt_hashes, timeout=timeout)
 
-    async def reserve(self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+    async def reserve(self, key_space: KeySpace, items: Sequence[ReserveItem | tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+        asked = ReserveBody(key_space, tuple([ReserveItem(*item) for item in items]))
         try:
-            body = await self._ask(FrameKind.RESERVE, ReserveBody(key_space, tuple(items)).pack(), timeout)
+            body = await self._ask(FrameKind.RESERVE, asked.pack(), timeout)
         except DoorClosed:
             return await super().reserve(key_space, items, timeout=timeout)
         ttl, grants = unpack_grants(body)

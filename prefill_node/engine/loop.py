@@ -19,6 +19,7 @@ from prefill_node.engine.config import EngineConfig
 from prefill_node.engine.measures import Measures
 from prefill_node.engine.pool_tensor import PoolTensor
 from prefill_node.engine.request import (
+    MAX_TOP_LOGPROBS,
     EngineEvent,
     EngineLoad,
     EngineRequest,
@@ -27,12 +28,13 @@ from prefill_node.engine.request import (
     FinishedOut,
     FinishReason,
     PinnedPrefix,
+    PrefixWantedOut,
     SealedOut,
     Sealer,
     TokenOut,
 )
 from prefill_node.engine.runner import Runner
-from prefill_node.engine.sampler import sample
+from prefill_node.engine.sampler import logprobs, sample
 from prefill_node.engine.scheduler import Scheduler, Span, StepPlan
 from prefill_node.engine.sequence import Sequence, SequenceState
 from prefill_node.model.load import LoadedModel
@@ -161,6 +163,16 @@ class Engine:
                 self.release(request.prefix)
         self._wake.put(None)
 
+    def resume(self, request_id: str, pinned: PinnedPrefix) -> None:
+        """The answer to PrefixWantedOut. Takes the pinned prefix over; a request that has ended meanwhile lets it go."""
+        assert not pinned.reserved, "adopt or release reserved blocks before resume"
+        with self._lock:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None and sequence.state is SequenceState.FETCHING:
+                self._scheduler.resume(sequence, sequence.taken_from(pinned))
+        self.release(pinned)
+        self._wake.put(None)
+
     def cancel(self, request_id: str) -> None:
         """Ends the request before the next step; its sink gets FinishedOut(CANCELLED). Unknown or ended: nothing happens."""
         with self._lock:
@@ -171,7 +183,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         with self._lock:
-            running, waiting = self._scheduler.running, self._scheduler.waiting
+            running, waiting = self._scheduler.running, self._scheduler.waiting + self._scheduler.fetching
             queued_tokens = sum(sequence.missing for sequence in (*running, *waiting))
             free_blocks = self._pool.available
         return EngineLoad(
@@ -194,7 +206,16 @@ class Engine:
             raise InvalidRequest(f"first_output must be from 0 to {tokens}, not {request.first_output}")
         if request.max_new_tokens < 0:
             raise InvalidRequest(f"max_new_tokens must be at least 0, not {request.max_new_tokens}")
-        bad = next((token for token in request.token_ids if not 0 <= token < self._model.vocab_size), None)
+        if request.top_logprobs is not None and not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {request.top_logprobs}")
+        bad = next(
+            (
+                token
+                for token in (*request.token_ids, *(id for id, _ in request.sampling.logit_bias))
+                if not 0 <= token < self._model.vocab_size
+            ),
+            None,
+        )
         if bad is not None:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self._model.vocab_size}")
 
@@ -224,6 +245,8 @@ class Engine:
                 return False
             plan = self._scheduler.plan()
             idle = self._scheduler.idle
+        for sequence in plan.fetches:
+            self._send(sequence, PrefixWantedOut())
         for sequence in plan.complete:
             self._end(sequence, FinishedOut(FinishReason.PREFILLED))
         if plan.tokens:
@@ -319,13 +342,15 @@ class Engine:
     def _emit_token(self, sequence: Sequence, logits: np.ndarray) -> None:
         request = sequence.request
         position = len(sequence.tokens)
-        token_id = sample(logits, request.sampling, position=position)
+        prompt, answer = sequence.tokens[: request.first_output], sequence.tokens[request.first_output :]
+        token_id = sample(logits, request.sampling, position=position, prompt=prompt, answer=answer)
         if token_id in request.stop_token_ids:
             self._end(sequence, FinishedOut(FinishReason.STOP))
             return
         sequence.append(token_id)
         sequence.last_token_ns = self._measures.token(sequence.last_token_ns)
-        self._send(sequence, TokenOut(token_id, position - request.first_output))
+        found = None if request.top_logprobs is None else logprobs(logits, token_id, top=request.top_logprobs)
+        self._send(sequence, TokenOut(token_id, position - request.first_output, found))
         if sequence.generated >= request.max_new_tokens or len(sequence.tokens) >= self.max_tokens:
             self._end(sequence, FinishedOut(FinishReason.LENGTH))
 
