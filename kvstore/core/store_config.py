@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstore.core.admission import AdmissionConfig
-from kvstore.core.extent import ALIGNMENT
+from kvstore.core.extent import ALIGNMENT, MAX_SPAN_BYTES
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
@@ -63,7 +63,7 @@ class StoreConfig:
     """Bytes of copies a namespace may have; not named: no limit."""
 
     def __post_init__(self) -> None:
-        if self.host_capacity < ALIGNMENT:
-            raise ConfigError(f"host_capacity must be at least {ALIGNMENT} bytes, not {self.host_capacity}")
+        if not ALIGNMENT <= self.host_capacity <= MAX_SPAN_BYTES:
+            raise ConfigError(f"host_capacity must be {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.host_capacity}")
         if self.reservation_timeout <= 0:
             raise ConfigError("reservation_timeout must be above 0")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.index import Entry
 from kvstore.core.manifest import encode_footer
 from kvstore.core.region import TRANSITIONS, RegionState, RegionTable
@@ -29,7 +29,7 @@ def fill_region(regions: RegionTable, space, block, *, length: int = PAGE) -> li
     filled = []
     while regions.has_room(space, length):
         entry = Entry(key_space=space, block=block, length=length, checksum=1)
-        copy = Copy(regions.allocate(space, length, generation=Generation(1)), CopyState.WRITING)
+        copy = copy_at(regions.allocate(space, length, generation=Generation(1)), CopyState.WRITING)
         copy.on(CopyEvent.FILLED)
         regions.add_live(copy, entry)
         regions.write_ended(copy)
