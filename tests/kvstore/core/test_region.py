@@ -183,7 +183,7 @@ class RegionsAgainstAList(RuleBasedStateMachine):
         entry = Entry(
             key_space=self.space, block=BlockRef(hash=hashed, parent=hashed, stripe=hashed, index=0), length=pages * PAGE, checksum=1
         )
-        copy = Copy(self.regions.allocate(self.space, pages * PAGE, generation=Generation(self.generation)), CopyState.WRITING)
+        copy = copy_at(self.regions.allocate(self.space, pages * PAGE, generation=Generation(self.generation)), CopyState.WRITING)
         assert copy.region == self.open
         assert copy.offset == (self.end[self.open] + 1) * PAGE, "front to back"
         self.end[self.open] += 1 + pages
