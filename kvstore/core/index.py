@@ -27,6 +27,7 @@ class Entry(HostCopy):
 
     __slots__ = (
         "children",
+        "expires_at",
         "hash",
         "key_space",
         "last_used",
@@ -41,7 +42,7 @@ class Entry(HostCopy):
         "uses",
     )
 
-    def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int) -> None:
+    def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int, expires_at: int = 0) -> None:
         self.packed = _FACTS.pack(0, length, 0, checksum, block.index)
         self.state = _FREE
         self.holds = 0
@@ -49,6 +50,8 @@ class Entry(HostCopy):
         self.hash: BlockHash = block.hash
         self.parent: BlockHash = block.parent
         self.stripe: StripeId = block.stripe
+        self.expires_at = expires_at
+        """By the time of day, in nanoseconds since 1970; 0: never."""
         self.ssd: Copy | None = None
         self.move: OperationId | None = None
         """The one demotion, promotion or relocation under way."""
