@@ -128,7 +128,7 @@ class Tiering:
         self._writer.hurry()
         stock = self._stock
         order: OrderedDict[Entry, None] = OrderedDict()
-        for entry in sorted(stock.undemoted, key=lambda entry: -entry.last_used):
+        for entry in sorted(stock.undemoted, key=lambda entry: (-entry.last_used, entry.index)):
             line = []
             while entry not in order and entry in stock.undemoted:
                 line.append(entry)

@@ -105,7 +105,7 @@ def test_on_eviction_writes_nothing_while_there_is_room_and_the_coldest_when_it_
     assert not node.held, "30 of 32 pages: a sixteenth is free"
     node.put(*chain(2, start=500))
     node.finish_io()
-    assert tiers(node, space, *old) == [(Tier.HOST, Tier.SSD)] * 2 + [(Tier.HOST,)] * 2
+    assert tiers(node, space, *old) == [(Tier.HOST,)] * 2 + [(Tier.HOST, Tier.SSD)] * 2
     assert tiers(node, space, *used) == [(Tier.HOST,)] * 4, "what is hot is not written"
 
 
