@@ -38,6 +38,8 @@ class FetchPlan:
     """Tokens to compute if every fetch succeeds; at least one, because the next token needs the last one's logits."""
     wait: Nanos
     """When this has passed, what is there is used and the rest is computed."""
+    left_for_room: int
+    """Blocks worth fetching that the pool has no room for now."""
 
 
 def loadable_blocks(tokens: int, *, block_tokens: int) -> int:
@@ -65,17 +67,19 @@ def plan_fetch(
     """
     assert local_blocks + store_blocks <= loadable_blocks(tokens, block_tokens=block_tokens)
     fetch_blocks = min(store_blocks, room_blocks)
+    left_for_room = store_blocks - fetch_blocks
     wait = policy.max_wait
     if fetch_blocks and not continuation and speeds.prefill_tokens_per_s > 0:
         recompute_s = fetch_blocks * block_tokens / speeds.prefill_tokens_per_s
         if speeds.fetch_blocks_per_s > 0 and fetch_blocks / speeds.fetch_blocks_per_s > recompute_s:
-            fetch_blocks = 0
+            fetch_blocks = left_for_room = 0
         wait = Nanos(min(policy.max_wait, max(policy.min_wait, seconds(recompute_s * policy.patience))))
     return FetchPlan(
         local_blocks=local_blocks,
         fetch_blocks=fetch_blocks,
         recompute_tokens=tokens - (local_blocks + fetch_blocks) * block_tokens,
         wait=wait,
+        left_for_room=left_for_room,
     )
 
 

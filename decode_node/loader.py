@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from decode_node.fetch_plan import FetchPolicy, FetchSpeed, Speeds, loadable_blocks, plan_fetch
 from kvstore.client import PrefixLease
 from kvstore.ids import BlockHash, BlockRef
-from kvstore.units import Nanos, milliseconds, to_seconds
+from kvstore.units import Nanos
 from prefill_node import metrics
 from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import PinnedPrefix
 from prefill_node.prefix import FetchedRun, fetch_run, give_back_reserved
 
 log = logging.getLogger(__name__)
-
-ROOM_RETRY: Nanos = milliseconds(20)
-"""How often a load asks a full pool again; blocks come free when a sequence ends, a few steps from now at the earliest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +31,8 @@ class LoadedPrefix:
     store_blocks: int
     recompute_tokens: int
     took: Nanos
+    fetchable_blocks: int
+    """Leading blocks that could be had now but for the room in the pool; 0 when room was not what ended the load."""
 
 
 class PrefixLoader:
@@ -73,6 +72,7 @@ class PrefixLoader:
             store_blocks=run.blocks,
             recompute_tokens=len(token_ids) - (local + run.blocks) * node.block_tokens,
             took=Nanos(time.monotonic_ns() - started),
+            fetchable_blocks=run.left_for_room and local + run.blocks + run.left_for_room,
         )
         self._count(loaded, run)
         return loaded
@@ -122,18 +122,21 @@ class PrefixLoader:
                 block_tokens=node.block_tokens,
                 local_blocks=local,
                 store_blocks=len(lease),
-                room_blocks=len(lease),
+                room_blocks=node.engine.load().free_blocks,
                 speeds=Speeds(fetch_blocks_per_s=self._speed.planned_with(), prefill_tokens_per_s=node.engine.load().prefill_tokens_per_s),
                 continuation=continuation,
                 policy=self._policy,
             )
             if not plan.fetch_blocks:
-                return FetchedRun()
-            block_ids = await self._room(pinned, plan.fetch_blocks, min(deadline, started + plan.wait))
-            if block_ids is None:
-                return FetchedRun(ended_by="no_room")
+                return FetchedRun(left_for_room=plan.left_for_room, ended_by="no_room" if plan.left_for_room else "")
+            block_ids = node.engine.allocate(pinned, plan.fetch_blocks)
+            if block_ids is None:  # the engine took the room since
+                return FetchedRun(left_for_room=len(lease), ended_by="no_room")
             wait = Nanos(max(0, min(deadline, started + plan.wait) - time.monotonic_ns()))
-            return await self._fill(lease, chain[local:], pinned, block_ids, first_position=local * node.block_tokens, wait=wait)
+            run = await self._fill(lease, chain[local:], pinned, block_ids, first_position=local * node.block_tokens, wait=wait)
+            if plan.left_for_room and not run.ended_by:
+                run.left_for_room, run.ended_by = plan.left_for_room, "no_room"
+            return run
 
     async def _fill(
         self,
@@ -161,13 +164,6 @@ class PrefixLoader:
         if run.ended_by in ("", "deadline"):
             self._speed.observe(blocks=run.blocks, took=Nanos(time.monotonic_ns() - started))
         return run
-
-    async def _room(self, pinned: PinnedPrefix, blocks: int, deadline: int) -> list[int] | None:
-        while (block_ids := self._node.engine.allocate(pinned, blocks)) is None:
-            if time.monotonic_ns() + ROOM_RETRY >= deadline:
-                return None
-            await asyncio.sleep(to_seconds(ROOM_RETRY))
-        return block_ids
 
     def _count(self, loaded: LoadedPrefix, run: FetchedRun) -> None:
         block_tokens = self._node.block_tokens

@@ -15,7 +15,16 @@ from decode_node.loader import LoadedPrefix, PrefixLoader
 from kvstore.errors import InvalidRequest, LarderError, Unavailable
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine.request import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, SamplingParams, TokenOut
+from prefill_node.engine.request import (
+    EngineEvent,
+    EngineRequest,
+    FailedOut,
+    FinishedOut,
+    FinishReason,
+    PrefixWantedOut,
+    SamplingParams,
+    TokenOut,
+)
 from prefill_node.limits import Limits, check_namespace
 
 
@@ -90,6 +99,8 @@ class DecodeSession:
         self._events: asyncio.Queue[EngineEvent | LarderError] = asyncio.Queue()
         self._submitted = False
         self._halted = False
+        self._tokens = [*call.prompt, *call.generated]
+        self._refetching: asyncio.Future[None] | None = None
 
     async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Loaded first, then the tokens, then Finished, with heartbeats where nothing else comes in time.
@@ -105,9 +116,7 @@ class DecodeSession:
                 yield Finished(reason)
                 return
             # A fetched prefix and an engine event are both awaited as one more event, so that a heartbeat fits between.
-            loading = asyncio.ensure_future(
-                self._loader.load(call.namespace, call.prompt + call.generated, continuation=bool(call.generated))
-            )
+            loading = asyncio.ensure_future(self._loader.load(call.namespace, tuple(self._tokens), continuation=bool(call.generated)))
             finished = False
             try:
                 while not loading.done():
@@ -175,7 +184,7 @@ class DecodeSession:
         node.engine.submit(
             EngineRequest(
                 request_id=call.request_id,
-                token_ids=call.prompt + call.generated,
+                token_ids=tuple(self._tokens),
                 first_output=len(call.prompt),
                 chain_root=node.root(call.namespace),
                 prefix=loaded.pinned,
@@ -183,6 +192,8 @@ class DecodeSession:
                 sampling=call.sampling,
                 stop_token_ids=self._stop_ids(),
                 priority=call.priority,
+                refetch=True,
+                fetchable=loaded.fetchable_blocks,
             ),
             sink,
         )
@@ -200,10 +211,18 @@ class DecodeSession:
                 continue
             self._raise_end(event)
             if isinstance(event, TokenOut):
+                self._tokens.append(event.token_id)
                 yield NextToken(event.token_id, event.position)
+            elif isinstance(event, PrefixWantedOut):
+                self._refetching = asyncio.ensure_future(self._refetch())
             elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
                 yield Finished(event.reason)
                 return
+
+    async def _refetch(self) -> None:
+        """Another sequence needed this one's blocks, and now there is room again: they come back like a successor's."""
+        loaded = await self._loader.load(self._call.namespace, tuple(self._tokens), continuation=True)
+        self._node.engine.resume(self._call.request_id, loaded.pinned)
 
     def _raise_end(self, event: EngineEvent | LarderError) -> None:
         if isinstance(event, LarderError):
@@ -216,6 +235,9 @@ class DecodeSession:
         if self._submitted:
             if not finished:
                 self._node.engine.cancel(self._call.request_id)
+            if self._refetching is not None:
+                self._refetching.cancel()
+                await asyncio.wait((self._refetching,))
             return
         # The callback, not the wait below, frees the blocks: a second cancel may cut the wait short.
         loading.add_done_callback(self._release_unused)

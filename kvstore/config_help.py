@@ -63,7 +63,10 @@ def example_toml(cls: type[Any], *, program: str) -> str:
     """A config file that lists every key at its default, commented out, with its help text. Loads as it is."""
     lines = [f"# python -m {program} --config THIS_FILE", "#", "# Every key stands at its default; take the # away to change one."]
     section = ""
-    for key in config_keys(cls):
+    keys = config_keys(cls)
+    tables = list(dict.fromkeys(["", *(key.name.rpartition(".")[0] for key in keys)]))
+    # In TOML, what follows the name of a table belongs to it.
+    for key in sorted(keys, key=lambda key: tables.index(key.name.rpartition(".")[0])):
         table, _, name = key.name.rpartition(".")
         if table != section:
             lines += ["", f"[{table}]"]

@@ -64,7 +64,7 @@ class ComputeNode:
         # Compiled once a machine, loaded once a process: not while the first request waits.
         await asyncio.to_thread(warm_up, *([codec] if config.rung is Rung.KLT else []))
         exact = BlockCodec(model.layout, model_digest=model.model_digest, rung=Rung.RAW)
-        store = StoreClient(views, replicas=config.replicas)
+        store = StoreClient(views, replicas=config.replicas, config=config.store)
         publisher = Publisher(
             store,
             config=PublishConfig(acknowledge=config.acknowledge, queue_bytes=config.publish_queue, wait_for_room=publish_wait or Nanos(0)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from kvstore.client import Acknowledge
+from kvstore.client import Acknowledge, ClientConfig
 from kvstore.codec import Rung
 from kvstore.errors import ConfigError
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
@@ -68,6 +68,7 @@ class ComputeConfig:
     """How many replicas must have a block before it counts as published: one, quorum or all."""
     publish_queue: Bytes = Bytes(256 * MIB)
     """Payload bytes sealed and not yet put."""
+    store: ClientConfig = field(default_factory=ClientConfig)
 
     load_threads: int = 2
     """Worker threads that decode fetched blocks into the pool."""

@@ -34,7 +34,9 @@ class FetchedRun:
     tiers: Counter[str] = field(default_factory=Counter)
     """Those blocks by the tier that gave them."""
     ended_by: str = ""
-    """Why the run is shorter than asked: "missing", "bad_payload", "read_failed", "deadline"; empty when it is not."""
+    """Why the run is shorter than asked: "missing", "bad_payload", "read_failed", "deadline", "no_room"; empty when it is not."""
+    left_for_room: int = 0
+    """Blocks behind the run that were not fetched because the pool had no room for them."""
 
 
 async def fetch_run(

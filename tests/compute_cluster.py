@@ -14,12 +14,13 @@ import prefill_node.model.offline  # noqa: F401  # before torch
 from decode_node.fetch_plan import FetchPolicy
 from decode_node.loader import PrefixLoader
 from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, NextToken, SessionEvent
+from kvstore.client import ClientConfig
 from kvstore.core.view import MemberState, Role, View
 from kvstore.ids import Epoch
 from kvstore.node.config import NodeConfig
 from kvstore.node.server import NodeServer
 from kvstore.registry import StaticViews
-from kvstore.units import MIB, Bytes, milliseconds
+from kvstore.units import MIB, Bytes, milliseconds, seconds
 from prefill_node.compute_node import ComputeNode
 from prefill_node.config import ComputeConfig
 from prefill_node.engine.request import SamplingParams
@@ -29,6 +30,9 @@ from prefill_node.session import PrefillCall, PrefillSession, Progress
 torch.set_num_threads(1)
 
 BLOCK_TOKENS = 8
+
+PATIENT = ClientConfig(rpc_timeout=seconds(10), read_idle_timeout=seconds(10), lease_ttl=seconds(60))
+"""All nodes share one event loop here, and a machine with other work: a late answer is not what these tests are about."""
 
 
 @dataclasses.dataclass
@@ -88,6 +92,7 @@ class Cluster:
             "pool_blocks": 128,
             "max_batch": 8,
             "threads": 1,
+            "store": PATIENT,
             **keys,
         }
         config = ComputeConfig(**fields)  # type: ignore[arg-type]

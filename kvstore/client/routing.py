@@ -94,9 +94,10 @@ class Router:
         return self._stores[node_id].state
 
 
-def _owners_part(view: View) -> frozenset[tuple[NodeId, float, str]]:
+def _owners_part(view: View) -> frozenset[tuple[NodeId, float, str, float]]:
     """What of a view decides who owns what."""
-    return frozenset((member.node_id, member.weight, member.zone) for member in view.stores if member.state in PLACED_STATES)
+    placed = (member for member in view.stores if member.state in PLACED_STATES)
+    return frozenset((member.node_id, member.weight, member.zone, member.takeover) for member in placed)
 
 
 def _with_leavers(view: View) -> View:

@@ -76,6 +76,8 @@ class ReserveRequested:
     request_id: RequestId
     key_space: KeySpace
     items: tuple[ReserveItem, ...]
+    spare_room_only: bool = False
+    """NO_ROOM rather than cost a block its last copy here, and no wait: for copies that nobody asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +207,8 @@ class AcquireRequested:
     """In chain order."""
     ttl: Nanos | None = None
     """None: the node's default. The node may grant less."""
+    counts: bool = True
+    """False: no use of the blocks, as far as eviction and admission are concerned; a copy for a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +252,8 @@ class ReadRequested:
     lease_id: LeaseId
     key_space: KeySpace
     hashes: tuple[BlockHash, ...]
+    counts: bool = True
+    """False: moves nothing to a faster tier; a copy for a peer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,6 +389,22 @@ class OwnedBlock(NamedTuple):
     payload_bytes: int
     checksum: int
     tiers: tuple[Tier, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DescribeRequested:
+    """All that a peer must know of these blocks to take a copy. Comes back: AnswerDescribe, at once."""
+
+    request_id: RequestId
+    key_space: KeySpace
+    hashes: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerDescribe:
+    request_id: RequestId
+    blocks: tuple[OwnedBlock | None, ...]
+    """None: not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,6 +584,7 @@ Event = (
     | DeleteRequested
     | EvictRequested
     | LocateRequested
+    | DescribeRequested
     | ListRequested
     | ExtentCopied
     | RegionWritten
@@ -582,6 +605,7 @@ Answer = (
     | AnswerDelete
     | AnswerEvict
     | AnswerLocate
+    | AnswerDescribe
     | AnswerList
     | AnswerStop
 )

@@ -64,7 +64,8 @@ class Gets:
             nothing = AnswerAcquire(request_id=event.request_id, lease_id=LeaseId(0), ttl=Nanos(0), blocks=(None,) * len(event.blocks))
             stock.say(nothing)
             return
-        self._count_use(entries)
+        if event.counts:
+            self._count_use(entries)
         lease_id, ttl = granted
         host, ssd = Tier.HOST, Tier.SSD
         blocks = tuple(
@@ -117,7 +118,7 @@ class Gets:
             operation = stock.reads.start(on_outcomes)
             self._readings[operation] = reading
         stock.say(AnswerRead(request_id=event.request_id, operation=operation, items=tuple(items)))
-        for entry in from_ssd:
+        for entry in from_ssd if event.counts else ():
             self._hit_on_ssd(entry)
 
     def _finish(self, reading: _Reading, outcomes: tuple[ReadOutcome, ...]) -> None:

@@ -67,7 +67,7 @@ class Puts:
     def reserve(self, event: ReserveRequested, now: Nanos) -> None:
         self.sweep(now)
         self._stock.end_expired_leases(now)
-        patience = self._patience if len(self._waiting) < _MOST_WAITING else 0
+        patience = self._patience if len(self._waiting) < _MOST_WAITING and not event.spare_room_only else 0
         waiting = _Waiting(event=event, grants=[], until=Nanos(now + patience))
         if (self._waiting and patience) or not self._go_on(waiting, now):
             self._stock.counters["put_waits:demotion"] += 1
@@ -82,19 +82,30 @@ class Puts:
         """True: answered."""
         event, grants = waiting.event, waiting.grants
         for item in event.items[len(grants) :]:
-            grant = self._reserve_one(event.key_space, item, now, may_wait=now < waiting.until)
+            grant = self._reserve_one(event.key_space, item, now, may_wait=now < waiting.until, spare_only=event.spare_room_only)
             if grant is None:
                 return False
             grants.append(grant)
+        for at, (item, given) in enumerate(zip(event.items, grants, strict=True)):
+            if not self._still_true(event.key_space, item, given):
+                grants[at] = ReserveGrant(ReserveStatus.PENDING)
         self._stock.say(AnswerReserve(request_id=event.request_id, grants=tuple(grants)))
         return True
 
-    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool) -> ReserveGrant | None:
+    def _still_true(self, key_space: KeySpace, item: ReserveItem, grant: ReserveGrant) -> bool:
+        """Since the grant was made its block may have been deleted (the request had to wait) or evicted (for a later item). Its extent may
+        be another's by now, so the writer must not hear of it."""
+        if grant.status is ReserveStatus.GRANTED:
+            return self._stock.reservations.named(grant.write_token) is not None
+        return grant.status is not ReserveStatus.EXISTS or self._stock.index.get(key_space, item.block.hash) is not None
+
+    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool, spare_only: bool) -> ReserveGrant | None:
         """None: room is coming that costs no block its last copy."""
         stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
         present = stock.index.get(key_space, item.block.hash)
         if present is not None:
-            stock.put_again(present)
+            if not spare_only:
+                stock.put_again(present)
             return ReserveGrant(ReserveStatus.EXISTS)
         if (key_space, item.block.hash) in stock.reservations:
             return ReserveGrant(ReserveStatus.PENDING)
@@ -102,8 +113,10 @@ class Puts:
             return ReserveGrant(ReserveStatus.TOO_LARGE)
         if not stock.quota.could_ever_fit(namespace, length):
             return ReserveGrant(ReserveStatus.QUOTA)
-        if self.stopping:
+        if self.stopping or (spare_only and not stock.has_room_to_spare(length)):
             return ReserveGrant(ReserveStatus.NO_ROOM)
+        if spare_only and stock.quota.missing(namespace, length):
+            return ReserveGrant(ReserveStatus.QUOTA)
         if missing := stock.quota.missing(namespace, length):
             stock.evict_of_namespace(namespace, missing)
             if stock.quota.missing(namespace, length):
@@ -112,7 +125,7 @@ class Puts:
         if extent is None:
             if may_wait and self._room_is_coming():
                 return None
-            extent = stock.host_room(length)
+            extent = None if spare_only else stock.host_room(length)
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)

@@ -36,6 +36,8 @@ from kvstore.units import Nanos
 
 _READABLE = CopyState.READABLE
 _ENDING = (CopyState.RECLAIMING, CopyState.QUARANTINED)
+_SPARE_BELOW = 0.85
+"""Share of the SSD that may live before copies that nobody asked for are refused: regions being reclaimed need the rest."""
 
 
 class Stock:
@@ -287,6 +289,12 @@ class Stock:
             self.evict(victim, Tier.HOST, "on_ssd_too")
             extent = self.arena.allocate(length)
         return extent
+
+    def has_room_to_spare(self, length: int) -> bool:
+        """False when the block would push others off the slowest tier, sooner or later."""
+        if self.regions is None:
+            return True
+        return self.regions.live_bytes + length <= _SPARE_BELOW * len(self.regions) * self.regions.region_bytes
 
     def _evict_out_of_order(self, length: int) -> bool:
         """Heads whose children are leased, or on SSD only, are no candidates of the queues. Frees a few lengths at once, for the scan is

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from kvstore.core.events import (
     AcquireRequested,
+    AnswerDescribe,
     AnswerList,
     AnswerLocate,
     AnswerStop,
     BlockPlace,
     CommitRequested,
     DeleteRequested,
+    DescribeRequested,
     Event,
     EvictRequested,
     ExtentCopied,
@@ -44,7 +46,7 @@ from kvstore.core.scrubs import Scrubs
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.tiering import Tiering
-from kvstore.ids import BootId
+from kvstore.ids import BlockHash, BootId, KeySpace
 from kvstore.units import Bytes, Nanos
 
 
@@ -137,6 +139,8 @@ class StoreState:
                 self._scrubs.verify(event)
             case LocateRequested():
                 self._locate(event)
+            case DescribeRequested():
+                self._describe(event)
             case ListRequested():
                 self._list(event)
             case RegionsRecovered():
@@ -171,6 +175,10 @@ class StoreState:
             counters=dict(stock.counters),
         )
 
+    def holds(self, key_space: KeySpace, block: BlockHash) -> bool:
+        """Whether the block is readable here after the last event. Cost: O(1)."""
+        return self._stock.index.get(key_space, block) is not None
+
     def _hit_on_ssd(self, entry: Entry) -> None:
         if self._tiering is not None:
             self._tiering.hit(entry)
@@ -181,6 +189,12 @@ class StoreState:
             entry = self._stock.index.get(event.key_space, block)
             places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
         self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
+
+    def _describe(self, event: DescribeRequested) -> None:
+        entries = self._stock.index.entries(event.key_space)
+        found = [entries.get(block) for block in event.hashes]
+        blocks = tuple(None if entry is None else OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers) for entry in found)
+        self._stock.say(AnswerDescribe(request_id=event.request_id, blocks=blocks))
 
     def _list(self, event: ListRequested) -> None:
         index = self._stock.index

@@ -68,6 +68,8 @@ class Member:
     weight: float = 1.0
     """Share of stripes relative to the others; above 0."""
     capacity_bytes: Bytes = Bytes(0)
+    takeover: float = 1.0
+    """How much of the stripes that fall to it it has taken over by now, 0 to 1. A new store grows into its place: see placement.py."""
     state: MemberState = MemberState.ACTIVE
 
 

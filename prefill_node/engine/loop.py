@@ -27,6 +27,7 @@ from prefill_node.engine.request import (
     FinishedOut,
     FinishReason,
     PinnedPrefix,
+    PrefixWantedOut,
     SealedOut,
     Sealer,
     TokenOut,
@@ -161,6 +162,16 @@ class Engine:
                 self.release(request.prefix)
         self._wake.put(None)
 
+    def resume(self, request_id: str, pinned: PinnedPrefix) -> None:
+        """The answer to PrefixWantedOut. Takes the pinned prefix over; a request that has ended meanwhile lets it go."""
+        assert not pinned.reserved, "adopt or release reserved blocks before resume"
+        with self._lock:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None and sequence.state is SequenceState.FETCHING:
+                self._scheduler.resume(sequence, sequence.taken_from(pinned))
+        self.release(pinned)
+        self._wake.put(None)
+
     def cancel(self, request_id: str) -> None:
         """Ends the request before the next step; its sink gets FinishedOut(CANCELLED). Unknown or ended: nothing happens."""
         with self._lock:
@@ -171,7 +182,7 @@ class Engine:
 
     def load(self) -> EngineLoad:
         with self._lock:
-            running, waiting = self._scheduler.running, self._scheduler.waiting
+            running, waiting = self._scheduler.running, self._scheduler.waiting + self._scheduler.fetching
             queued_tokens = sum(sequence.missing for sequence in (*running, *waiting))
             free_blocks = self._pool.available
         return EngineLoad(
@@ -224,6 +235,8 @@ class Engine:
                 return False
             plan = self._scheduler.plan()
             idle = self._scheduler.idle
+        for sequence in plan.fetches:
+            self._send(sequence, PrefixWantedOut())
         for sequence in plan.complete:
             self._end(sequence, FinishedOut(FinishReason.PREFILLED))
         if plan.tokens:

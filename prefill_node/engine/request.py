@@ -63,6 +63,11 @@ class EngineRequest:
     """Generating one of these ends the answer; it is not part of it. The caller adds the model's eos ids, or not (ignore_eos)."""
     priority: int = 0
     """Larger goes first."""
+    refetch: bool = False
+    """When its turn comes and sealed blocks are lacking, ask for them with PrefixWantedOut and wait for Engine.resume, instead of
+    computing them at once."""
+    fetchable: int = 0
+    """With `refetch`: leading blocks that could be fetched as soon as there is room."""
 
 
 class FinishReason(StrEnum):
@@ -88,6 +93,12 @@ class SealedOut:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixWantedOut:
+    """There is room for the sequence now, and blocks that it gave up, or never had room for, can be fetched: load the prefix of all its
+    tokens so far and hand it to Engine.resume, however short it is."""
+
+
+@dataclass(frozen=True, slots=True)
 class FinishedOut:
     reason: FinishReason
 
@@ -99,7 +110,7 @@ class FailedOut:
     message: str
 
 
-EngineEvent = TokenOut | SealedOut | FinishedOut | FailedOut
+EngineEvent = TokenOut | SealedOut | PrefixWantedOut | FinishedOut | FailedOut
 """The last event of a request is exactly one FinishedOut or FailedOut."""
 
 EventSink = Callable[[EngineEvent], None]

@@ -6,6 +6,8 @@ Rules, in this order:
    within aged priority, several short prompts in one step.
 3. When the pool is full, the sequence that stands last in that order gives its blocks back and waits again (its sealed blocks stay
    listed until they are reused). The first in the order always gets its blocks from the others, so it always ends.
+4. A sequence whose turn comes, and whose sealed blocks are not all in the pool (it was preempted, or there was no room to fetch them),
+   is first sent to fetch them where its request says so; the room for them is kept meanwhile.
 """
 
 from __future__ import annotations
@@ -36,6 +38,8 @@ class StepPlan:
     chunks: list[Span] = field(default_factory=list)
     """Prefill chunks: whole blocks."""
     preempted: list[Sequence] = field(default_factory=list)
+    fetches: list[Sequence] = field(default_factory=list)
+    """Have the missing blocks of these fetched, then call `resume`."""
     complete: list[Sequence] = field(default_factory=list)
     """Prefill-only sequences with nothing left to compute; the caller ends them."""
 
@@ -59,6 +63,7 @@ class Scheduler:
         self._block_tokens = block_tokens
         self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
+        self._fetching: list[Sequence] = []
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
@@ -69,7 +74,12 @@ class Scheduler:
         return tuple(self._running)
 
     @property
+    def fetching(self) -> tuple[Sequence, ...]:
+        return tuple(self._fetching)
+
+    @property
     def idle(self) -> bool:
+        """Nothing to plan before the next `add` or `resume`."""
         return not self._waiting and not self._running
 
     def add(self, sequence: Sequence) -> None:
@@ -80,13 +90,22 @@ class Scheduler:
     def end(self, sequence: Sequence) -> None:
         """Finished, failed or cancelled: all its blocks go back."""
         sequence.step(SequenceEvent.ENDED)
-        (self._waiting if sequence in self._waiting else self._running).remove(sequence)
+        next(queue for queue in (self._waiting, self._running, self._fetching) if sequence in queue).remove(sequence)
         self._pool.release(sequence.drop_blocks())
+
+    def resume(self, sequence: Sequence, block_ids: list[int]) -> None:
+        """The fetch is over: `block_ids` hold its leading canonical blocks, one reference each, which it takes over."""
+        self._fetching.remove(sequence)
+        self._pool.release(sequence.drop_blocks())
+        sequence.cover(block_ids)
+        sequence.fetchable = 0
+        sequence.step(SequenceEvent.FETCHED)
+        self.add(sequence)
 
     def plan(self) -> StepPlan:
         plan = StepPlan()
         budget = self._config.step_tokens
-        self._admit()
+        self._admit(plan)
         one_row = {id(sequence) for sequence in self._running if self._in_rows(sequence)}
         budget -= len(one_row)
         for sequence in sorted(self._running, key=order):
@@ -105,21 +124,26 @@ class Scheduler:
             (plan.rows if self._in_rows(sequence) else plan.chunks).append(span)
         return plan
 
-    def _admit(self) -> None:
+    def _admit(self, plan: StepPlan) -> None:
         """Waiting sequences join while there is a place and the pool could hold what they miss beside what they have."""
-        room = self._pool.available
+        room = self._pool.available - sum(self._wanted(sequence) for sequence in self._fetching)
         for sequence in list(self._waiting):
-            if len(self._running) >= self._config.max_batch:
+            if len(self._running) + len(self._fetching) >= self._config.max_batch:
                 break
             if not sequence.blocks:
-                usable = sequence.chain[: sequence.usable_blocks]
-                sequence.cover(self._pool.match(usable))
-                room = self._pool.available
-            wanted = self._blocks_for(sequence.target) - len(sequence.blocks)
-            if wanted > room and self._running:
+                available = self._pool.available
+                sequence.cover(self._pool.match(sequence.chain[: sequence.usable_blocks]))
+                room -= available - self._pool.available
+            wanted = self._wanted(sequence)
+            if wanted > room and (self._running or self._fetching):
                 break  # those behind wait too: a long prompt is not overtaken for ever by short ones
             room -= wanted
             self._waiting.remove(sequence)
+            if sequence.fetchable > len(sequence.blocks):
+                sequence.step(SequenceEvent.FETCH_ASKED)
+                self._fetching.append(sequence)
+                plan.fetches.append(sequence)
+                continue
             sequence.step(SequenceEvent.ADMITTED)
             sequence.decide_chunk_end(tail_blocks=self._config.tail_blocks)
             self._running.append(sequence)
@@ -163,6 +187,9 @@ class Scheduler:
             victim.step(SequenceEvent.PREEMPTED)
             self.add(victim)
             plan.preempted.append(victim)
+
+    def _wanted(self, sequence: Sequence) -> int:
+        return self._blocks_for(sequence.target) - len(sequence.blocks)
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_tokens)

@@ -7,25 +7,32 @@ from enum import Enum, auto
 
 from kvstore.core.chain import chain_of, extend_chain
 from kvstore.ids import BlockRef
-from prefill_node.engine.request import EngineRequest, EventSink
+from prefill_node.engine.request import EngineRequest, EventSink, PinnedPrefix
 
 
 class SequenceState(Enum):
     WAITING = auto()
     RUNNING = auto()
+    FETCHING = auto()
+    """Has room, and its blocks are being fetched outside."""
     ENDED = auto()
 
 
 class SequenceEvent(Enum):
     ADMITTED = auto()
     PREEMPTED = auto()
+    FETCH_ASKED = auto()
+    FETCHED = auto()
     ENDED = auto()
 
 
 TRANSITIONS = {
     (SequenceState.WAITING, SequenceEvent.ADMITTED): SequenceState.RUNNING,
     (SequenceState.RUNNING, SequenceEvent.PREEMPTED): SequenceState.WAITING,
+    (SequenceState.WAITING, SequenceEvent.FETCH_ASKED): SequenceState.FETCHING,
+    (SequenceState.FETCHING, SequenceEvent.FETCHED): SequenceState.WAITING,
     (SequenceState.WAITING, SequenceEvent.ENDED): SequenceState.ENDED,
+    (SequenceState.FETCHING, SequenceEvent.ENDED): SequenceState.ENDED,
     (SequenceState.RUNNING, SequenceEvent.ENDED): SequenceState.ENDED,
 }
 """A pair without a row is a bug."""
@@ -48,6 +55,8 @@ class Sequence:
     """KV of tokens [0, computed) is in `blocks`."""
     sealed: int = 0
     """Leading blocks that are canonical."""
+    fetchable: int = 0
+    """Leading blocks that may be fetched when its turn comes: those that were sealed when it was preempted. 0 once asked for."""
     chunk_end: int = 0
     """Tokens before this are computed as prefill chunks, the rest as decode rows. Set at each admission."""
     generated: int = 0
@@ -61,14 +70,26 @@ class Sequence:
         """Takes the references of the request's prefix over, as far as usable; leaves the rest in it for the caller to release."""
         tokens = list(request.token_ids)
         chain = chain_of(tokens, block_tokens=block_tokens, root=request.chain_root)
-        sequence = cls(request=request, sink=sink, block_tokens=block_tokens, arrival=arrival, tokens=tokens, chain=chain)
+        sequence = cls(
+            request=request,
+            sink=sink,
+            block_tokens=block_tokens,
+            arrival=arrival,
+            tokens=tokens,
+            chain=chain,
+            fetchable=request.fetchable if request.refetch else 0,
+        )
         if request.prefix is not None:
             assert not request.prefix.reserved, "adopt or release reserved blocks before submit"
-            assert tuple(request.prefix.refs) == chain[: len(request.prefix.refs)], "the pinned prefix is of another chain"
-            usable = sequence.usable_blocks
-            sequence.cover(request.prefix.block_ids[:usable])
-            request.prefix.block_ids, request.prefix.refs = request.prefix.block_ids[usable:], []
+            sequence.cover(sequence.taken_from(request.prefix))
         return sequence
+
+    def taken_from(self, prefix: PinnedPrefix) -> list[int]:
+        """Those blocks of `prefix` that this sequence can use; they leave the prefix with their references."""
+        assert tuple(prefix.refs) == self.chain[: len(prefix.refs)], "the pinned prefix is of another chain"
+        usable = self.usable_blocks
+        taken, prefix.block_ids, prefix.refs = prefix.block_ids[:usable], prefix.block_ids[usable:], []
+        return taken
 
     def step(self, event: SequenceEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -120,6 +141,7 @@ class Sequence:
 
     def drop_blocks(self) -> list[int]:
         """Forget all KV; the caller releases the returned blocks."""
+        self.fetchable = max(self.fetchable, self.sealed) if self.request.refetch else 0
         blocks, self.blocks = self.blocks, []
         self.computed = self.sealed = 0
         return blocks

@@ -3,11 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.core.events import (
+    AcquireRequested,
+    AnswerAcquire,
+    AnswerDescribe,
     AnswerRenew,
     AnswerVerify,
     CancelRead,
     CopyVerdict,
     DeleteRequested,
+    DescribeRequested,
     EvictRequested,
     ReadFinished,
     ReadOutcome,
@@ -212,3 +216,23 @@ def test_a_block_of_another_layout_is_a_miss(host_node: Callable, chain: Callabl
     node, blocks = host_node(4), chain(1)
     node.put(*blocks)
     assert node.acquire(*blocks, space=space._replace(layout=b"M" * 32)).lease_id == 0
+
+
+def test_a_copy_taken_by_a_peer_counts_as_no_use(host_node: Callable, chain: Callable, space) -> None:
+    node, (old, newer, newest) = host_node(2), (chain(1, start=start)[0] for start in (1, 100, 200))
+    node.put(old)
+    node.put(newer)
+    request = AcquireRequested(request_id=node.request(), key_space=space, blocks=(old,), counts=False)
+    node.release(node.ask(request, AnswerAcquire).lease_id)
+    node.put(newest)
+    assert node.present(old, newer) == (False, True), "still the one least recently used"
+
+
+def test_a_description_says_what_a_peer_needs_for_a_copy(host_node: Callable, chain: Callable, space) -> None:
+    node, blocks = host_node(4), chain(3)
+    node.put(*blocks[:2])
+    request = DescribeRequested(request_id=node.request(), key_space=space, hashes=tuple(block.hash for block in blocks))
+    first, second, absent = node.ask(request, AnswerDescribe).blocks
+    assert (first.block, second.block, absent) == (blocks[0], blocks[1], None)
+    assert (first.payload_bytes, first.tiers) == (PAGE, (Tier.HOST,))
+    assert [node.state.holds(space, block.hash) for block in blocks] == [True, True, False]

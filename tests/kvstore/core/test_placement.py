@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from dataclasses import replace
 
@@ -90,12 +91,46 @@ def test_prefill_and_decode_nodes_own_nothing() -> None:
 def test_placement_is_the_same_for_ever() -> None:
     trio = view(store("store-1"), store("store-2"), store("store-3"))
     assert ["".join(name[-1] for name in place(stripe, trio, replicas=2)) for stripe in STRIPES[:8]] == [
-        "31",
         "12",
-        "23",
+        "12",
+        "12",
+        "12",
         "21",
-        "13",
-        "32",
+        "21",
         "31",
-        "23",
+        "31",
     ]
+
+
+MANY = [StripeId(hashlib.sha256(b"many" + n.to_bytes(4, "little")).digest()) for n in range(8000)]
+
+
+def moved(before: View, after: View, *, replicas: int = 2) -> int:
+    """Replicas that have to be made for the second view."""
+    return sum(len(set(place(stripe, after, replicas=replicas)) - set(place(stripe, before, replicas=replicas))) for stripe in MANY)
+
+
+@pytest.mark.parametrize("zones", [1, 3])
+def test_a_join_and_a_leave_move_within_a_tenth_of_the_minimum(zones: int) -> None:
+    nine = [store(f"n{number}", zone=f"z{number % zones}") for number in range(9)]
+    least = 2 * len(MANY) / 9  # what each of nine equal stores has to hold
+    assert moved(view(*nine[:-1]), view(*nine)) == pytest.approx(least, rel=0.1)
+    assert moved(view(*nine), view(*nine[:-1])) == pytest.approx(least, rel=0.1)
+
+
+@pytest.mark.parametrize("zone", ["z", "another zone"])
+def test_a_newcomer_takes_its_stripes_step_by_step_and_each_of_them_once(zone: str) -> None:
+    """Alone in its zone it owns a replica of every stripe in the end: by weight alone it would from the start."""
+    old = [store(name) for name in "abcd"]
+    views = [view(*old)] + [view(*old, replace(store("new", zone=zone), takeover=share)) for share in (0.25, 0.5, 0.75, 1.0)]
+    owned = [{stripe for stripe in MANY if "new" in place(stripe, each, replicas=2)} for each in views]
+    assert all(some <= more for some, more in itertools.pairwise(owned)), "never gives one back"
+    whole = len(owned[-1])
+    assert [len(some) / whole for some in owned] == pytest.approx([0, 0.25, 0.5, 0.75, 1], abs=0.03)
+    assert sum(moved(before, after) for before, after in itertools.pairwise(views)) == whole, "nothing else moves"
+
+
+def test_where_all_are_new_every_stripe_has_its_owners_all_the_same() -> None:
+    new = [replace(store(name), takeover=0.25) for name in "abc"]
+    assert all(len(place(stripe, view(*new), replicas=2)) == 2 for stripe in MANY[:500])
+    assert all(place(stripe, view(new[0]), replicas=2) == ("a",) for stripe in MANY[:50])

@@ -26,8 +26,10 @@ class Device:
         self.scheduler = Scheduler(self.pool, config, block_tokens=BLOCK)
         self.arrivals = 0
         self.ended: list[Sequence] = []
+        self.fetching: list[Sequence] = []
+        self.fetched_blocks = 0
 
-    def add(self, length, new_tokens, *, priority=0, first_token=0):
+    def add(self, length, new_tokens, *, priority=0, first_token=0, refetch=False, fetchable=0):
         request = EngineRequest(
             request_id=str(self.arrivals),
             token_ids=[first_token + i for i in range(length)],
@@ -35,6 +37,8 @@ class Device:
             chain_root=BlockHash(b"r" * 32),
             max_new_tokens=new_tokens,
             priority=priority,
+            refetch=refetch,
+            fetchable=fetchable,
         )
         sequence = Sequence.of(request, lambda event: None, block_tokens=BLOCK, arrival=self.arrivals)
         self.arrivals += 1
@@ -45,8 +49,25 @@ class Device:
         self.scheduler.end(sequence)
         self.ended.append(sequence)
 
+    def fetch(self, sequence, *, most_blocks=MOST_TOKENS):
+        """What a loader does: pins what the pool has, fills as much of the rest as there is room for, and hands it over."""
+        self.fetching.remove(sequence)
+        if sequence.state is SequenceState.ENDED:
+            return
+        chain = sequence.chain[: sequence.usable_blocks]
+        blocks = self.pool.match(chain)
+        for ref in chain[len(blocks) :][:most_blocks]:
+            taken = self.pool.take(1)
+            if taken is None:
+                break
+            self.pool.list_sealed(taken[0], ref)
+            blocks += taken
+            self.fetched_blocks += 1
+        self.scheduler.resume(sequence, blocks)
+
     def step(self):
         plan = self.scheduler.plan()
+        self.fetching += plan.fetches
         for sequence in plan.complete:
             self.end(sequence)
         spans = plan.rows + plan.chunks
@@ -78,12 +99,12 @@ class Device:
         return plan
 
 
-jobs = st.tuples(st.integers(1, MOST_TOKENS - 8), st.integers(0, 8), st.integers(-2, 2), st.integers(0, 2))
+jobs = st.tuples(st.integers(1, MOST_TOKENS - 8), st.integers(0, 8), st.integers(-2, 2), st.integers(0, 2), st.booleans())
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(jobs, st.just("step"), st.just("cancel")), max_size=40))
-def test_under_any_load_every_request_ends_and_every_block_comes_back(actions):
+@given(st.lists(st.one_of(jobs, st.just("step"), st.just("cancel")), max_size=40), st.integers(0, 3), st.integers(0, 12))
+def test_under_any_load_every_request_ends_and_every_block_comes_back(actions, fetch_steps, fetch_blocks):
     device = Device()
     live = []
     for action in actions:
@@ -94,14 +115,19 @@ def test_under_any_load_every_request_ends_and_every_block_comes_back(actions):
             if victim.state is not SequenceState.ENDED:
                 device.end(victim)
         elif action != "cancel":
-            length, new_tokens, priority, first_token = action
+            length, new_tokens, priority, first_token, refetch = action
             if new_tokens == 0 and length < BLOCK:
                 continue
-            live.append(device.add(length, new_tokens, priority=priority, first_token=first_token * 1000))
+            live.append(
+                device.add(length, new_tokens, priority=priority, first_token=first_token * 1000, refetch=refetch, fetchable=first_token)
+            )
     steps = 0
-    while not device.scheduler.idle:
+    while not device.scheduler.idle or device.fetching:
         plan = device.step()
-        assert plan.tokens > 0 or plan.complete, "a step without work while requests wait"
+        assert plan.tokens > 0 or plan.complete or device.fetching, "a step without work while requests wait"
+        if steps % (fetch_steps + 1) == 0:
+            for sequence in tuple(device.fetching):
+                device.fetch(sequence, most_blocks=fetch_blocks)
         steps += 1
         assert steps < 5000, "no end"
     assert len(device.ended) == len(live)
@@ -146,6 +172,24 @@ def test_when_the_pool_is_full_the_last_in_the_order_gives_its_blocks_back_and_e
     assert all(sequence is second for sequence in preempted)
     assert device.ended == [first, second]
     assert second.generated == 8
+
+
+def test_a_preempted_sequence_has_its_lost_blocks_fetched_and_does_not_compute_them_again():
+    device = Device()
+    device.add(20, 8)
+    second = device.add(20, 8, first_token=1000, refetch=True)
+    for _ in range(4):
+        device.step()
+    device.add(30, 8, priority=1, first_token=2000)
+    computed = second.computed
+    while not device.scheduler.idle or device.fetching:
+        plan = device.step()
+        computed += sum(span.count for span in plan.rows + plan.chunks if span.sequence is second)
+        for sequence in tuple(device.fetching):
+            device.fetch(sequence)
+    assert second.generated == 8
+    assert device.fetched_blocks > 0
+    assert computed < 20 + 8 + 2 * BLOCK  # what filled no block, once more for each preemption; never a whole block
 
 
 def test_a_long_uncovered_range_is_chunks_for_its_full_blocks_and_rows_for_the_rest():

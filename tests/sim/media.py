@@ -1,0 +1,180 @@
+"""The media of one simulated node: a memory and a disk of plain bytes that do what the core says, tear, fail and rot."""
+
+from __future__ import annotations
+
+import hashlib
+from random import Random
+
+from kvstore.core.copies import Copy
+from kvstore.core.events import (
+    AnswerRead,
+    CopyExtent,
+    CopyOutcome,
+    Event,
+    ExtentCopied,
+    ExtentVerified,
+    Instruction,
+    ReadFinished,
+    ReadOutcome,
+    RecoveredRecord,
+    RegionsRecovered,
+    RegionWritten,
+    VerifyExtent,
+    VerifyOutcome,
+    WriteRegion,
+)
+from kvstore.core.extent import ALIGNMENT, Extent, Tier
+from kvstore.core.recovery import recover_region
+
+
+def checksum_of(data: bytes | memoryview) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+
+
+class Media:
+    """Outlives the boots of its node. The host tier keeps its old bytes too: a node that served those would serve a valid payload."""
+
+    def __init__(self, *, host_bytes: int, regions: int, region_bytes: int, rng: Random) -> None:
+        self.host = bytearray(host_bytes)
+        self.disk = [bytearray(region_bytes) for _ in range(regions)]
+        self._region_bytes = region_bytes
+        self._rng = rng
+        self._sums: dict[tuple, int] = {}
+        self._rotten: set[tuple[Tier, int, int]] = set()
+        """Pages hit by a bit flip since they were written."""
+
+    # --- bytes --------------------------------------------------------------------------------------------------------------------------
+
+    def medium(self, extent: Extent) -> bytearray:
+        return self.host if extent.tier is Tier.HOST else self.disk[extent.region]
+
+    def bytes_at(self, extent: Extent) -> bytes:
+        return bytes(self.medium(extent)[extent.offset : extent.offset + extent.length])
+
+    def holds(self, copy: Copy, checksum: int) -> bool:
+        """The copy's bytes are what they should be, or have rotted since they were written. Computed anew only when they were touched."""
+        key = (copy.tier, copy.region, copy.offset, copy.length)
+        found = self._sums.get(key)
+        if found is None:
+            found = self._sums[key] = checksum_of(self.bytes_at(copy.extent))
+        return found == checksum or self.is_rotten(copy.extent)
+
+    def write(self, tier: Tier, region: int, offset: int, data: bytes | memoryview) -> None:
+        self._touched(tier, region, offset, offset + len(data))
+        medium = self.host if tier is Tier.HOST else self.disk[region]
+        assert offset + len(data) <= len(medium)
+        medium[offset : offset + len(data)] = data
+        for page in range(offset // ALIGNMENT, -(-(offset + len(data)) // ALIGNMENT)):
+            self._rotten.discard((tier, region, page))
+
+    def view(self, offset: int, length: int) -> memoryview:
+        """Of the host tier, as a HostArena gives it; to be written at once."""
+        self.write(Tier.HOST, 0, offset, self.host[offset : offset + length])
+        return memoryview(self.host)[offset : offset + length]
+
+    def _touched(self, tier: Tier, region: int, start: int, end: int) -> None:
+        for key in [key for key in self._sums if key[2] < end and start < key[2] + key[3] and key[0] is tier and key[1] == region]:
+            del self._sums[key]
+
+    # --- rot ----------------------------------------------------------------------------------------------------------------------------
+
+    def flip_bit(self) -> str:
+        """Rot of any byte of a page in use or not: same size, silent. Says where."""
+        rng = self._rng
+        tier = Tier.HOST if not self.disk or rng.random() < 0.5 else Tier.SSD
+        region = 0 if tier is Tier.HOST else rng.randrange(len(self.disk))
+        medium = self.host if tier is Tier.HOST else self.disk[region]
+        at = rng.randrange(len(medium))
+        medium[at] ^= 1 << rng.randrange(8)
+        self._touched(tier, region, at, at + 1)
+        self._rotten.add((tier, region, at // ALIGNMENT))
+        return f"{tier.name} {region} {at}"
+
+    def is_rotten(self, extent: Extent) -> bool:
+        if not self._rotten:
+            return False
+        first = extent.offset // ALIGNMENT - (1 if extent.tier is Tier.SSD else 0)
+        pages = range(first, -(-(extent.offset + extent.length) // ALIGNMENT))
+        return any((extent.tier, extent.region, page) in self._rotten for page in pages)
+
+    @property
+    def has_rot_on_disk(self) -> bool:
+        return any(tier is Tier.SSD for tier, _, _ in self._rotten)
+
+    # --- doing what the core says -------------------------------------------------------------------------------------------------------
+
+    def carry_out(self, instruction: Instruction, *, fails: bool) -> Event:
+        """The outcome of an I/O instruction that ends now; when it `fails` it leaves a tear. Bytes that are neither what the core asked
+        for nor rotten are a bug of the core."""
+        match instruction:
+            case VerifyExtent():
+                good = checksum_of(self.bytes_at(instruction.extent)) == instruction.checksum
+                outcome = VerifyOutcome.OK if good else VerifyOutcome.CORRUPT
+                if fails and instruction.extent.tier is Tier.SSD:
+                    outcome = VerifyOutcome.IO_ERROR
+                return ExtentVerified(operation=instruction.operation, outcome=outcome)
+            case CopyExtent():
+                return self._copy(instruction, fails)
+            case WriteRegion():
+                self.put_down(instruction, torn=fails)
+                return RegionWritten(operation=instruction.operation, ok=not fails)
+            case AnswerRead():
+                return ReadFinished(operation=instruction.operation, outcomes=self._read(instruction, fails))
+        raise AssertionError(instruction)
+
+    def _copy(self, instruction: CopyExtent, fails: bool) -> ExtentCopied:
+        outcome = CopyOutcome.OK
+        if checksum_of(self.bytes_at(instruction.source)) != instruction.checksum:
+            assert self.is_rotten(instruction.source), "a copy's source holds foreign bytes"
+            outcome = CopyOutcome.SOURCE_CORRUPT
+        elif fails:
+            reads_disk = instruction.source.tier is Tier.SSD and self._rng.random() < 0.5
+            outcome = CopyOutcome.SOURCE_FAILED if reads_disk else CopyOutcome.TARGET_FAILED
+        if outcome in (CopyOutcome.OK, CopyOutcome.TARGET_FAILED):
+            self.put_down(instruction, torn=outcome is CopyOutcome.TARGET_FAILED)
+        return ExtentCopied(operation=instruction.operation, outcome=outcome)
+
+    def _read(self, instruction: AnswerRead, fails: bool) -> tuple[ReadOutcome, ...]:
+        outcomes = []
+        for item in instruction.items:
+            if item.extent is None:
+                outcomes.append(ReadOutcome.UNREAD)
+            elif checksum_of(self.bytes_at(item.extent)) != item.checksum:
+                assert self.is_rotten(item.extent), "a read got foreign bytes"
+                outcomes.append(ReadOutcome.CORRUPT)
+            elif fails and item.extent.tier is Tier.SSD:
+                outcomes.append(ReadOutcome.IO_ERROR)
+            else:
+                outcomes.append(ReadOutcome.OK)
+        return tuple(outcomes)
+
+    def put_down(self, instruction: CopyExtent | WriteRegion, *, torn: bool) -> None:
+        """Of a torn write any part is down."""
+        rng = self._rng
+        if isinstance(instruction, WriteRegion):
+            keep = len(instruction.data) if not torn else rng.choice((0, 512, 1024, len(instruction.data)))
+            self.write(Tier.SSD, instruction.region, instruction.offset, instruction.data[:keep])
+            return
+        target = instruction.target
+        payload = self.bytes_at(instruction.source)
+        header_too = not torn or rng.random() < 0.5
+        keep = len(payload) if not torn or rng.random() < 0.3 else rng.randrange(len(payload) + 1)
+        if header_too and instruction.header:
+            self.write(Tier.SSD, target.region, target.offset - len(instruction.header), instruction.header)
+        self.write(target.tier, target.region, target.offset, payload[:keep])
+
+    def recover(self) -> RegionsRecovered:
+        """What a restart finds on the disk."""
+        found = []
+        for number, region in enumerate(self.disk):
+
+            def read(offset: int, length: int, region: bytearray = region) -> bytes:
+                return bytes(region[offset : offset + length])
+
+            def is_intact(record: RecoveredRecord, region: bytearray = region) -> bool:
+                return checksum_of(bytes(region[record.offset : record.offset + record.length])) == record.checksum
+
+            recovered = recover_region(read, is_intact, region=number, region_bytes=self._region_bytes)
+            if recovered is not None:
+                found.append(recovered)
+        return RegionsRecovered(regions=tuple(found))

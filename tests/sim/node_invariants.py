@@ -1,0 +1,117 @@
+"""What must hold in one node after every event, whoever its clients are. Looks into the state: a simulation may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from itertools import pairwise
+
+from sim.media import Media
+
+from kvstore.core.copies import Copy, CopyState
+from kvstore.core.events import Note
+from kvstore.core.extent import ALIGNMENT, Tier
+from kvstore.core.index import Entry
+from kvstore.core.store_state import StoreState
+from kvstore.ids import BlockHash, KeySpace
+
+_SERVING = (CopyState.READABLE, CopyState.RECLAIMING)
+
+Written = Mapping[tuple[KeySpace, BlockHash], Set[int]]
+"""Checksums of all payloads that anybody ever wrote, by key."""
+
+
+def all_copies(state: StoreState) -> list[Copy]:
+    """Listed and unfreed copies of any state."""
+    stock = state._stock
+    found: dict[Copy, None] = {}
+    entries: dict[Entry, None] = dict.fromkeys(stock.index)
+    for lease in stock.leases._leases.values():
+        entries.update(dict.fromkeys(lease.entries.values()))
+    for reading in state._gets._readings.values():
+        for hold in reading.held:
+            if hold is not None:
+                entries[hold[0]] = None
+                found[hold[1]] = None
+    for copy in state._scrubs._waiting:
+        found[copy] = None
+    if state._tiering is not None:
+        for move in state._tiering._moves.values():
+            entries[move.entry] = None
+            found[move.source] = None
+            found[move.target] = None
+    for entry in entries:
+        found.update(dict.fromkeys(entry.copies))
+    for reservation in stock.reservations._by_key.values():
+        found[reservation.copy] = None
+    return list(found)
+
+
+def check_accounting(state: StoreState) -> None:
+    """Bytes used = bytes on the medium; no two extents overlap; nothing is counted negative."""
+    stock = state._stock
+    host: list[tuple[int, int]] = []
+    ssd = ssd_readable = pages = 0
+    for copy in all_copies(state):
+        if copy.tier is Tier.HOST:
+            host.append((copy.offset, copy.offset + copy.length))
+            pages += max(1, -(-copy.length // ALIGNMENT))
+        else:
+            ssd += 1
+            ssd_readable += copy.state is CopyState.READABLE
+    assert pages * ALIGNMENT == stock.arena.used, "host accounting"
+    host.sort()
+    for (_, end), (following, _) in pairwise(host):
+        assert end <= following, "host extents overlap"
+    for key_space in stock.index.key_spaces():
+        assert stock.quota.used(key_space.namespace) >= 0
+    if stock.regions is not None:
+        live = live_bytes = 0
+        for region in stock.regions:
+            live += len(region.live)
+            live_bytes += region.live_bytes
+        assert live_bytes == stock.regions.live_bytes
+        assert live == ssd_readable
+        assert stock.copies[Tier.SSD] == ssd
+
+
+def check_listing(state: StoreState, media: Media, written: Written) -> None:
+    """Nothing is listed before its bytes are down, and everything listed can be read and is what was written under its key."""
+    index, readable = state._stock.index, CopyState.READABLE
+    for entry in index:
+        assert entry.readable, "listed without a readable copy"
+        for copy in entry.copies:
+            if copy.state is readable:
+                assert media.holds(copy, entry.checksum), f"listed {copy.tier.name} copy holds other bytes"
+        assert entry.checksum in written[entry.key_space, entry.hash], "listed under another key"
+        parent = index.get(entry.key_space, entry.parent)
+        if parent is not None:
+            assert parent.children > 0
+
+
+def check_leased(entry: Entry | None, media: Media, checksum: int) -> None:
+    """A leased block stays readable with the bytes it was leased with. `entry`: what the node says the lease covers."""
+    assert entry is not None, "a lease lost a block before its end"
+    assert entry.checksum == checksum
+    assert entry.leases > 0
+    for copy in entry.copies:
+        if copy.state in _SERVING:
+            assert media.holds(copy, checksum), "a leased copy was overwritten"
+
+
+def check_suffixes_first(state: StoreState, evicted_for_room: Iterable[Note]) -> None:
+    """Whatever an event evicted for room, and is gone, left no child behind."""
+    index = state._stock.index
+    for note in evicted_for_room:
+        assert note.key_space is not None
+        assert note.block is not None
+        if index.get(note.key_space, note.block.hash) is None:
+            orphans = [entry for entry in index.entries(note.key_space).values() if entry.parent == note.block.hash]
+            assert not orphans, "a head was evicted before its children"
+
+
+def check_quiet(state: StoreState) -> None:
+    """All has been quiet for longer than every timeout: nothing may be left over."""
+    status = state.status()
+    assert (status.leases, status.reservations, status.operations) == (0, 0, 0), "something was never swept"
+    assert all(copy.state is CopyState.READABLE for copy in all_copies(state)), "a copy neither readable nor freed"
+    assert all(entry.leases == 0 and copy.holds == 0 for entry in state._stock.index for copy in entry.copies)
