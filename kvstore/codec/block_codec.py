@@ -19,8 +19,6 @@ from kvstore.codec.block_format import (
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
     MAX_POSITION,
-    MAX_STEP,
-    WHOLE_VECTOR,
     BlockHeader,
     Rung,
     klt_bound,
@@ -30,18 +28,10 @@ from kvstore.codec.block_format import (
 )
 from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_tables import KltTables
+from kvstore.codec.precision import DEFAULT_STEP, FIRST_EXACT_TOKENS, GROUP, Precision
 from kvstore.codec.reference import narrow, widen
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
-
-GROUP = 64
-"""Elements that share a scale: tokens of one key channel, channels of one value token."""
-
-FIRST_EXACT_TOKENS = 4
-"""Attention sinks: the first tokens of a sequence stay as they are. Those of later blocks do not."""
-
-DEFAULT_STEP = 3
-"""Of rung klt, with the base step that `kvctl calibrate` chooses: 2 bits an element (LOG.md)."""
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
@@ -99,16 +89,7 @@ class BlockCodec:
             raise ConfigError("calibration: these tables were made for another model or layout")
         if rung is Rung.KLT and calibration is None:
             raise ConfigError("rung klt needs calibration tables: make them with `kvctl calibrate`")
-        if not 0 < step <= MAX_STEP:
-            raise ConfigError(f"step must be 1 to {MAX_STEP}, not {step}")
-        if not 0 < group <= MAX_COUNT or group % WHOLE_VECTOR:
-            raise ConfigError(f"group must be a multiple of {WHOLE_VECTOR} up to {MAX_COUNT}, not {group}")
-        if exact_tokens < 0:
-            raise ConfigError(f"exact_tokens must not be negative: {exact_tokens}")
-        if layer_rungs and (
-            rung not in BITS or not set(layer_rungs) <= set(range(layout.layers)) or not set(layer_rungs.values()) <= set(BITS)
-        ):
-            raise ConfigError(f"layer_rungs gives layers 0 to {layout.layers - 1} of a rung of {', '.join(BITS)} another one of them")
+        precision = Precision(rung=rung, group=group, exact_tokens=exact_tokens, layer_rungs=layer_rungs, step=step)
         self.layout = layout
         self.rung = rung
         self._klt = KltTransform(calibration) if calibration is not None else None
@@ -118,7 +99,7 @@ class BlockCodec:
         self._heads = heads
         self._group = group
         self._exact_tokens = min(exact_tokens, layout.block_tokens)
-        self._widths = tuple(BITS[layer_rungs.get(layer, rung)] for layer in range(layout.layers)) if rung in BITS else ()
+        self._widths = precision.widths(layout.layers)
         self._entropy = entropy and rung is not Rung.RAW
         self._shape = (layout.layers, 2, heads, layout.block_tokens, layout.head_dim)
         self._dtype = _NUMPY_DTYPES[layout.dtype]

@@ -22,8 +22,8 @@ import torch  # noqa: E402
 
 import prefill_node.model.offline  # noqa: E402, F401  before transformers
 from kvstore.codec import BlockCodec, Rung, warm_up  # noqa: E402
-from kvstore.codec.block_codec import DEFAULT_STEP  # noqa: E402
 from kvstore.codec.klt_tables import load_tables, save_tables  # noqa: E402
+from kvstore.codec.precision import DEFAULT_STEP  # noqa: E402
 from kvstore.errors import ConfigError, LarderError  # noqa: E402
 from prefill_node.model.load import load_model  # noqa: E402
 from prefill_node.model.resolve import resolve_model  # noqa: E402

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from kvstore.codec import klt_kernels
-from kvstore.codec.block_codec import FIRST_EXACT_TOKENS
 from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_fit import Moments, fit_bases, fitted_frequencies
 from kvstore.codec.klt_tables import KltTables
+from kvstore.codec.precision import FIRST_EXACT_TOKENS
 from kvstore.errors import ConfigError
 from prefill_node.model.load import LoadedModel
 from prefill_node.quality.probe import Probe
@@ -40,7 +40,6 @@ _GAIN_SEGMENTS = 10
 _GAIN_PREFIX = 1024
 _GAIN_SCORED = 256
 _NOISE_SHARE = 0.02
-_CONTEXT_WEIGHTS = (16, 24, 12, 204)
 _RIDGE = 1e-3
 
 
@@ -104,7 +103,7 @@ def calibrate(probe: Probe, texts: Sequence[Sequence[int]], plan: CalibrationPla
         model_digest=model.model_digest,
     )
     progress("transform", 1, 1)
-    return _with_statistics(dataclasses.replace(tables, weights=np.array([_CONTEXT_WEIGHTS] * 2)), samples, progress)
+    return _with_statistics(tables, samples, progress)
 
 
 def _windows(texts: Sequence[Sequence[int]], plan: CalibrationPlan) -> tuple[list[list[int]], list[list[int]]]:

@@ -70,7 +70,7 @@ def test_the_golden_lossless_payload_went_through_the_entropy_stage() -> None:
 
 @pytest.mark.parametrize("start_position", [0, 16])
 def test_golden_tables_write_and_read_the_golden_payloads_of_rung_klt(start_position: int) -> None:
-    tables = load_tables(GOLDEN / "tables-v1.klt")
+    tables = load_tables(GOLDEN / "tables-v2.klt")
     codec = BlockCodec(LAYOUT, model_digest=MODEL, rung=Rung.KLT, entropy=False, calibration=tables, step=3)
     golden = (GOLDEN / f"block-v3-klt-{start_position}.bin").read_bytes()
     block = block_of(LAYOUT)

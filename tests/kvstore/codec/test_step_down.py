@@ -24,7 +24,8 @@ def decoded(codec: BlockCodec, payload: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("start_position", [0, 32])
 @pytest.mark.parametrize(
-    ("finer", "coarser"), [((Rung.INT8, 4), (Rung.INT4, 4)), ((Rung.INT6, 4), (Rung.INT5, 4)), ((Rung.KLT, 2), (Rung.KLT, 6)), ((Rung.KLT, 3), (Rung.KLT, 3))]
+    ("finer", "coarser"),
+    [((Rung.INT8, 4), (Rung.INT4, 4)), ((Rung.INT6, 4), (Rung.INT5, 4)), ((Rung.KLT, 2), (Rung.KLT, 6)), ((Rung.KLT, 3), (Rung.KLT, 3))],
 )
 def test_a_payload_steps_down_within_the_error_that_it_states(
     make_codec: Make, make_block: Block, finer: tuple[Rung, int], coarser: tuple[Rung, int], start_position: int
