@@ -36,6 +36,16 @@ def oracle_token(prompt: Sequence[int], seed: int, position: int) -> int:
     return 97 + digest[0] % 26
 
 
+def oracle_logprobs(request: decode_pb2.GenerateRequest, token_id: int, position: int) -> decode_pb2.Logprobs | None:
+    """A function of the position alone, exact in float32; the likeliest are the token and those after it."""
+    if not request.HasField("top_logprobs"):
+        return None
+    top = range(request.top_logprobs)
+    return decode_pb2.Logprobs(
+        logprob=-position / 8, top_token_ids=[token_id + i for i in top], top_logprobs=[-position / 8 - i for i in top]
+    )
+
+
 def streaming(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncIterator[Any]]:
     """A LarderError of a servicer's generator becomes its status code."""
 
@@ -116,6 +126,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, node_id: str, *, shelf: Shelf | None = None) -> None:
         super().__init__(node_id)
         self.shelf = shelf or Shelf()
+        self.prefiller: PrefillNode | None = None
+        """Serves the other service of a node of both roles."""
         self.requests: list[decode_pb2.GenerateRequest] = []
         self.streams = 0
         self.script: Sequence[int] | None = None
@@ -140,6 +152,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
 
     def _register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+        if self.prefiller is not None:
+            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self.prefiller, server)
 
     @streaming
     async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
@@ -196,7 +210,9 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             if self.skip_at is not None and position >= self.skip_at:
                 sent = position + 1
             token_id = oracle_token(prompt, request.sampling.seed, sent) if self.script is None else self.script[sent]
-            yield decode_pb2.GenerateEvent(token=decode_pb2.Token(token_id=token_id, position=sent))
+            yield decode_pb2.GenerateEvent(
+                token=decode_pb2.Token(token_id=token_id, position=sent, logprobs=oracle_logprobs(request, token_id, sent))
+            )
         yield decode_pb2.GenerateEvent(finished=decode_pb2.Finished(reason=decode_pb2.FINISH_REASON_LENGTH))
 
     async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:
@@ -220,6 +236,7 @@ class PrefillNode(Node, prefill_pb2_grpc.PrefillServiceServicer):
         self.die_after_blocks: int | None = None
         """Publishes so many blocks of each prompt and then fails."""
         self.hang_after_blocks: int | None = None
+        self.queued_tokens = 0
         self.refusal: LarderError | None = None
 
     def _register(self, server: Any) -> None:
@@ -253,7 +270,12 @@ class PrefillNode(Node, prefill_pb2_grpc.PrefillServiceServicer):
     async def Load(self, request: prefill_pb2.PrefillLoadRequest, context: Any) -> prefill_pb2.PrefillLoadResponse:
         await self.while_frozen()
         return prefill_pb2.PrefillLoadResponse(
-            node_id=self.node_id, model="oracle", layout_fingerprint=LAYOUT, model_digest=self.digest, tokens_per_s=1000.0
+            node_id=self.node_id,
+            model="oracle",
+            layout_fingerprint=LAYOUT,
+            model_digest=self.digest,
+            tokens_per_s=1000.0,
+            queued_tokens=self.queued_tokens,
         )
 
 
