@@ -187,6 +187,7 @@ def read_stream(words, parts, used, means, weights, entries, shifts, coefficient
         return False
     padded_words = np.zeros(words.size + tokens + LANES, np.uint16)
     padded_words[: words.size] = words
+    last = np.int64(padded_words.size - 1)
     states = np.empty(LANES, np.int64)
     for lane in range(LANES):
         states[lane] = np.int64(words[2 * lane]) | (np.int64(words[2 * lane + 1]) << 16)
@@ -210,7 +211,7 @@ def read_stream(words, parts, used, means, weights, entries, shifts, coefficient
                 entry = np.int64(entries[classes[t], x & (TOTAL - 1)])
                 x = ((entry & 0xFFF) + 1) * (x >> 12) + ((entry >> 12) & 0xFFF)
                 small = np.int64(x < LOWEST_STATE)
-                x = (x << (small << 4)) | (np.int64(padded_words[min(at, padded_words.size - 1)]) & -small)
+                x = (x << (small << 4)) | (np.int64(padded_words[at if at < last else last]) & -small)
                 at += small
                 symbol = (entry >> 24) & (SYMBOLS - 1)
                 q = np.int64(values[symbol])
