@@ -27,7 +27,7 @@ help:
 	@echo "make up      the same cluster, kept until Ctrl-C"
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
-	@echo "make sim     the simulated cluster           (SEED=17 for one, SEEDS=5000 for more)"
+	@echo "make sim     a node and a cluster, simulated  (SEED=17 for one, SEEDS=5000 for more)"
 	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"

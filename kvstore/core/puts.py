@@ -86,8 +86,18 @@ class Puts:
             if grant is None:
                 return False
             grants.append(grant)
+        for at, (item, given) in enumerate(zip(event.items, grants, strict=True)):
+            if not self._still_true(event.key_space, item, given):
+                grants[at] = ReserveGrant(ReserveStatus.PENDING)
         self._stock.say(AnswerReserve(request_id=event.request_id, grants=tuple(grants)))
         return True
+
+    def _still_true(self, key_space: KeySpace, item: ReserveItem, grant: ReserveGrant) -> bool:
+        """Since the grant was made its block may have been deleted (the request had to wait) or evicted (for a later item). Its extent may
+        be another's by now, so the writer must not hear of it."""
+        if grant.status is ReserveStatus.GRANTED:
+            return self._stock.reservations.named(grant.write_token) is not None
+        return grant.status is not ReserveStatus.EXISTS or self._stock.index.get(key_space, item.block.hash) is not None
 
     def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool, spare_only: bool) -> ReserveGrant | None:
         """None: room is coming that costs no block its last copy."""

@@ -40,7 +40,8 @@ class NodeConfig:
     metrics_port: int = 0
     """Where Prometheus finds /metrics; 0: a free one."""
     redis_url: str = "redis://127.0.0.1:6379/0"
-    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet."""
+    """The Redis (6.2 or later, or Valkey) in which the members of the cluster meet: redis://, rediss:// (TLS), unix://,
+    redis+sentinel://host:port,host:port/service or redis+cluster://host:port,host:port (rediss+... for TLS)."""
     zone: str = "zone-a"
     """Replicas of a stripe go to different zones when there are enough of them."""
     weight: float = 1.0

@@ -11,7 +11,7 @@ from kvstore.units import Bytes
 
 
 def record_of(member: Member) -> str:
-    """What stays the same during one start of the node; state and boot id are kept beside it, where scripts can check them."""
+    """What stays the same during one start of the node; state, boot id and takeover are kept beside it, where scripts can check them."""
     return json.dumps(
         {
             "role": str(member.role),
@@ -29,7 +29,7 @@ def view_of(epoch: int, records: Mapping[str, str], states: Mapping[str, str]) -
     members = []
     for node_id, text in sorted(states.items()):
         try:
-            boot, state, _ = text.split(":")
+            boot, state, _, takeover = text.split(":")
             record = json.loads(records[node_id])
             members.append(
                 Member(
@@ -40,9 +40,15 @@ def view_of(epoch: int, records: Mapping[str, str], states: Mapping[str, str]) -
                     zone=str(record["zone"]),
                     weight=float(record["weight"]),
                     capacity_bytes=Bytes(int(record["capacity_bytes"])),
+                    takeover=int(takeover) / 1000,
                     state=MemberState(state),
                 )
             )
         except (KeyError, ValueError, TypeError):
             continue
     return View(Epoch(epoch), tuple(members))
+
+
+def permille(takeover: float) -> int:
+    """As Redis keeps it: scripts compare whole numbers."""
+    return round(takeover * 1000)

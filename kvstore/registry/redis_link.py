@@ -6,17 +6,15 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from enum import StrEnum
 from typing import Any
 
-import redis.asyncio
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from kvstore.core.view import Member, MemberState, View
-from kvstore.errors import ConfigError, Unavailable
+from kvstore.errors import Unavailable
 from kvstore.ids import Epoch
 from kvstore.registry import scripts
 from kvstore.registry.config import RegistryConfig
-from kvstore.registry.member_record import record_of, view_of
+from kvstore.registry.member_record import permille, record_of, view_of
+from kvstore.registry.redis_url import open_redis
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
 LISTEN_TIMEOUT_S = 5.0
@@ -44,37 +42,30 @@ class RedisLink:
     def __init__(self, url: str, *, config: RegistryConfig) -> None:
         """Raises ConfigError when the URL is none."""
         self._config = config
-        timeout = to_seconds(config.call_timeout)
-        try:
-            self._redis: Any = redis.asyncio.Redis.from_url(
-                url,
-                decode_responses=True,
-                socket_timeout=timeout,
-                socket_connect_timeout=timeout,
-                # Attempts are ours to count: see the loops of redis_registry.py.
-                retry=Retry(NoBackoff(), 0),
-            )
-        except ValueError as error:
-            raise ConfigError(f"redis_url is no Redis URL: {url!r}: {error}") from None
+        self._redis = open_redis(url, timeout_s=to_seconds(config.call_timeout))
         base = f"{{larder:{config.cluster}}}"
         self._keys = [f"{base}:members", f"{base}:states", f"{base}:leases", f"{base}:meta"]
         self._channel = f"{base}:changes"
-        self._join, self._renew, self._change, self._sweep, self._restore, self._view = (
-            self._redis.register_script(text)
-            for text in (scripts.JOIN, scripts.RENEW, scripts.CHANGE, scripts.SWEEP, scripts.RESTORE, scripts.VIEW)
+        self._join, self._renew, self._change, self._take_over, self._sweep, self._restore, self._view = (
+            self._redis.commands.register_script(text)
+            for text in (
+                *(scripts.JOIN, scripts.RENEW, scripts.CHANGE, scripts.TAKE_OVER),
+                *(scripts.SWEEP, scripts.RESTORE, scripts.VIEW),
+            )
         )
 
     async def ping(self) -> None:
-        await _guarded(self._redis.ping())
+        await _guarded(self._redis.commands.ping())
 
-    async def join(self, member: Member, *, comes_back: bool) -> bool:
-        """Write the member's record, state and lease; False when another process has the node id (only if it `comes_back`)."""
+    async def join(self, member: Member, *, comes_back: bool) -> float | None:
+        """Write the member's record, state and lease. The takeover that it has now: a restart faster than its lease finds that of the old
+        boot. None when another process has the node id (only if it `comes_back`)."""
         answer = await self._run(
             self._join,
             *(member.node_id, member.boot_id.hex(), record_of(member), member.state.value),
-            *(_ms(self._config.lease_ttl), int(comes_back)),
+            *(_ms(self._config.lease_ttl), int(comes_back), permille(member.takeover)),
         )
-        return bool(answer[0] == "joined")
+        return int(answer[2]) / 1000 if answer[0] == "joined" else None
 
     async def renew(self, member: Member) -> Renewal:
         answer = await self._run(self._renew, member.node_id, member.boot_id.hex(), _ms(self._config.lease_ttl))
@@ -83,6 +74,12 @@ class RedisLink:
     async def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
         """False when the member is no longer this boot in state `before`."""
         answer = await self._run(self._change, member.node_id, member.boot_id.hex(), before.value, after.value)
+        return bool(answer[0] == "changed")
+
+    async def take_over(self, member: Member, *, takeover: float) -> bool:
+        """False when the member is no longer this boot, owns nothing, or has another takeover than it thinks."""
+        steps = (permille(member.takeover), permille(takeover))
+        answer = await self._run(self._take_over, member.node_id, member.boot_id.hex(), *steps)
         return bool(answer[0] == "changed")
 
     async def sweep(self) -> None:
@@ -97,7 +94,7 @@ class RedisLink:
         """Write all of them back, unless somebody did already."""
         flat: list[str] = []
         for member in members:
-            flat += (member.node_id, member.boot_id.hex(), member.state.value, record_of(member))
+            flat += (member.node_id, member.boot_id.hex(), member.state.value, str(permille(member.takeover)), record_of(member))
         await self._run(self._restore, known, scripts.EPOCH_LEAP, _ms(self._config.lease_ttl), *flat)
 
     async def newer_view(self, known: Epoch) -> View | None:
@@ -110,19 +107,19 @@ class RedisLink:
 
     async def announcements(self) -> AsyncGenerator[None, None]:
         """Yields at once when listening, then after each announced change (and now and then without one)."""
-        pubsub = self._redis.pubsub(ignore_subscribe_messages=True)
         try:
-            await _guarded(pubsub.subscribe(self._channel))
-            # The confirmation: a change before it is found by the poll that the first yield brings about, one after it is announced.
-            await _guarded(pubsub.get_message(timeout=to_seconds(self._config.call_timeout)))
-            while True:
-                yield
-                await _guarded(pubsub.get_message(timeout=LISTEN_TIMEOUT_S))
-        finally:
-            await pubsub.aclose()
+            async with self._redis.listening(self._channel) as pubsub:
+                await _guarded(pubsub.subscribe(self._channel))
+                # The confirmation: a change before it is found by the poll that the first yield brings about, one after it is announced.
+                await _guarded(pubsub.get_message(timeout=to_seconds(self._config.call_timeout)))
+                while True:
+                    yield
+                    await _guarded(pubsub.get_message(timeout=LISTEN_TIMEOUT_S))
+        except (RedisError, OSError) as error:
+            raise RegistryAway(str(error) or type(error).__name__) from None
 
     async def close(self) -> None:
-        await self._redis.aclose()
+        await self._redis.close()
 
     async def _run(self, script: Any, *arguments: object) -> Any:
         return await _guarded(script(keys=self._keys, args=[self._channel, *arguments]))

@@ -20,6 +20,7 @@ from kvstore.ids import Epoch
 from kvstore.registry.backoff import Backoff
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.redis_link import RedisLink, RegistryAway, Renewal
+from kvstore.registry.redis_url import without_password
 from kvstore.units import Nanos, to_seconds
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ class RedisRegistry:
             await self._poll()
         except RegistryAway as error:
             await self._link.close()
-            raise ConfigError(f"Redis at {_without_password(self._url)} cannot be reached: {error}; start one or set redis_url") from None
+            raise ConfigError(f"Redis at {without_password(self._url)} cannot be reached: {error}; start one or set redis_url") from None
         self._own(self._repeat("poll", self._poll_after_pause))
         self._own(self._repeat("listen", self._listen))
 
@@ -117,8 +118,9 @@ class RedisRegistry:
         """
         assert member.state in (MemberState.JOINING, MemberState.ACTIVE), member.state
         assert self._member is None, "joined twice"
-        await self._link.join(member, comes_back=False)
-        self._member = member
+        takeover = await self._link.join(member, comes_back=False)
+        assert takeover is not None, "who starts takes its node id over"
+        self._member = dataclasses.replace(member, takeover=takeover)
         self.membership = Membership.MEMBER
         self._own(self._repeat("renew", self._renew_after_pause))
         self._own(self._repeat("sweep", self._sweep_after_pause))
@@ -131,6 +133,14 @@ class RedisRegistry:
     async def drain(self) -> None:
         """ACTIVE -> DRAINING: gives what it has, takes nothing new. Raises RegistryAway, StaleView."""
         await self._change(MemberEvent.DRAINS)
+
+    async def take_over(self, takeover: float) -> None:
+        """The next step of a newcomer: it owns this much of the stripes that fall to it. Raises RegistryAway, StaleView."""
+        assert self._member is not None, "not joined"
+        if not await self._link.take_over(self._member, takeover=takeover):
+            raise StaleView(f"{self._member.node_id} has no stripes to take over now; it must renew first")
+        self._member = dataclasses.replace(self._member, takeover=takeover)
+        self._poll_now.set()
 
     async def leave(self) -> None:
         """-> LEFT; stop renewing. Raises RegistryAway, StaleView; the process may end all the same: its lease runs out."""
@@ -146,7 +156,9 @@ class RedisRegistry:
 
     async def _change(self, event: MemberEvent) -> None:
         assert self._member is not None, "not joined"
-        after = TRANSITIONS[self._member.state, event]
+        after = TRANSITIONS.get((self._member.state, event))
+        if after is None:
+            raise StaleView(f"{self._member.node_id} is {self._member.state}: it cannot take that step from there")
         for before in (self._member.state, MemberState.SUSPECT):
             # A missed lease may have made us SUSPECT behind our back; that is as good as ACTIVE to a change of ours.
             if (before, event) in TRANSITIONS and await self._link.change(self._member, before=before, after=TRANSITIONS[before, event]):
@@ -219,7 +231,7 @@ class RedisRegistry:
                 known = [other for other in self._view.members if other.state not in _GONE and other.node_id != member.node_id]
                 await self._link.restore([*known, member], known=self._view.epoch)
             case Renewal.ABSENT | Renewal.REMOVED:
-                if not await self._link.join(member, comes_back=True):
+                if await self._link.join(member, comes_back=True) is None:
                     self._give_way()
             case Renewal.SUPERSEDED:
                 self._give_way()
@@ -236,10 +248,3 @@ class RedisRegistry:
 
     def _jittered(self, pause: Nanos) -> Nanos:
         return Nanos(round(pause * (0.75 + self._rng.random() / 4)))
-
-
-def _without_password(url: str) -> str:
-    """For messages: they end in logs."""
-    before, at, after = url.rpartition("@")
-    scheme, slashes, _ = before.partition("://")
-    return f"{scheme}{slashes}***@{after}" if at else url

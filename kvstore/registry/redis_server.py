@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -53,8 +54,9 @@ class EmbeddedRedis:
     It dies with the thread that called `start` (PR_SET_PDEATHSIG counts the thread, not the process): start it from the main one.
     """
 
-    def __init__(self, *, port: int = 0, start_timeout: Nanos = seconds(10)) -> None:
-        self._wanted_port = port
+    def __init__(self, *, port: int = 0, start_timeout: Nanos = seconds(10), options: Sequence[str] = ()) -> None:
+        """`options`: further flags of redis-server."""
+        self._options = tuple(options)
         self._start_timeout = start_timeout
         self._process: subprocess.Popen[bytes] | None = None
         self.port = port
@@ -112,7 +114,7 @@ class EmbeddedRedis:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-S", "-E", "-c", _EXEC_TIED_TO_PARENT, str(os.getpid())),
-                    *(str(binary), *options, "--dir", "/", "--logfile", ""),
+                    *(str(binary), *options, "--dir", "/", "--logfile", "", *self._options),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,8 +1,8 @@
 """The Lua scripts that change membership. Each one checks what it replaces, and each change bumps the epoch in the same step.
 
-Four keys, all in one hash slot: `members` (node id -> record that no script reads), `states` (node id -> "boot:state:since_ms"),
-`leases` (node id -> end in ms of the server's clock), `meta` (epoch, swept_at, calm_until). All times are those of the Redis server, so
-no clock of a member counts.
+Four keys, all in one hash slot: `members` (node id -> record that no script reads), `states` (node id ->
+"boot:state:since_ms:takeover_permille"), `leases` (node id -> end in ms of the server's clock), `meta` (epoch, swept_at, calm_until).
+All times are those of the Redis server, so no clock of a member counts.
 """
 
 from __future__ import annotations
@@ -26,24 +26,28 @@ end
 local function read(node)
   local text = redis.call('HGET', STATES, node)
   if not text then return nil end
-  return string.match(text, '^(%x+):(%l+):(%d+)$')
+  return string.match(text, '^(%x+):(%l+):(%d+):(%d+)$')
 end
-local function write(node, boot, state, at) redis.call('HSET', STATES, node, boot .. ':' .. state .. ':' .. number(at)) end
+local function write(node, boot, state, at, takeover)
+  redis.call('HSET', STATES, node, boot .. ':' .. state .. ':' .. number(at) .. ':' .. takeover)
+end
 """
 
 # Write the record and a lease. A process that starts takes its node id over from whoever had it; one that comes back (after it was
-# declared dead, or after Redis lost it) must not take it from a successor.
+# declared dead, or after Redis lost it) must not take it from a successor. A restart that nobody noticed keeps the stripes it had.
 JOIN = (
     _PRELUDE
     + """
 local node, boot, record, state, ttl, comes_back = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7] == '1'
-local held_by = read(node)
+local takeover = ARGV[8]
+local held_by, held_state, _, held_takeover = read(node)
 if comes_back and held_by and held_by ~= boot then return {'superseded', epoch()} end
+if not comes_back and (held_state == 'active' or held_state == 'suspect') then takeover = held_takeover end
 local t = now()
 redis.call('HSET', MEMBERS, node, record)
 redis.call('HSET', LEASES, node, number(t + ttl))
-write(node, boot, state, t)
-return {'joined', bump()}
+write(node, boot, state, t, takeover)
+return {'joined', bump(), takeover}
 """
 )
 
@@ -52,7 +56,7 @@ RENEW = (
     _PRELUDE
     + """
 local node, boot, ttl = ARGV[2], ARGV[3], tonumber(ARGV[4])
-local held_by, state = read(node)
+local held_by, state, _, takeover = read(node)
 if not held_by then
   if redis.call('HLEN', STATES) == 0 then return {'emptied', epoch()} end
   return {'absent', epoch()}
@@ -62,7 +66,7 @@ if state == 'dead' or state == 'left' then return {'removed', epoch()} end
 local t = now()
 redis.call('HSET', LEASES, node, number(t + ttl))
 if state == 'suspect' then
-  write(node, boot, 'active', t)
+  write(node, boot, 'active', t, takeover)
   return {'renewed', bump()}
 end
 return {'renewed', epoch()}
@@ -74,10 +78,22 @@ CHANGE = (
     _PRELUDE
     + """
 local node, boot, from, to = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-local held_by, state = read(node)
+local held_by, state, _, takeover = read(node)
 if held_by ~= boot or state ~= from then return {'refused', epoch(), (held_by == boot) and state or 'another boot'} end
-write(node, boot, to, now())
+write(node, boot, to, now(), takeover)
 if to == 'left' or to == 'dead' then redis.call('HDEL', LEASES, node) end
+return {'changed', bump()}
+"""
+)
+
+# The next step of a newcomer, compared with the one before it.
+TAKE_OVER = (
+    _PRELUDE
+    + """
+local node, boot, from, to = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+local held_by, state, since, takeover = read(node)
+if held_by ~= boot or takeover ~= from or (state ~= 'active' and state ~= 'suspect') then return {'refused', epoch()} end
+write(node, boot, state, since, to)
 return {'changed', bump()}
 """
 )
@@ -100,9 +116,11 @@ local changed = false
 local states = redis.call('HGETALL', STATES)
 for i = 1, #states, 2 do
   local node = states[i]
-  local boot, state, since = string.match(states[i + 1], '^(%x+):(%l+):(%d+)$')
+  local boot, state, since, takeover = string.match(states[i + 1], '^(%x+):(%l+):(%d+):(%d+)$')
   local expired = tonumber(redis.call('HGET', LEASES, node) or '0') < t
-  if state == 'dead' or state == 'left' then
+  if not state then
+    -- Another version's: not ours to judge, and no reason for everybody's sweep to fail.
+  elseif state == 'dead' or state == 'left' then
     if t - tonumber(since) >= forget_after then
       redis.call('HDEL', MEMBERS, node)
       redis.call('HDEL', STATES, node)
@@ -110,10 +128,10 @@ for i = 1, #states, 2 do
       changed = true
     end
   elseif expired and state == 'active' then
-    write(node, boot, 'suspect', t)
+    write(node, boot, 'suspect', t, takeover)
     changed = true
   elseif expired and (state ~= 'suspect' or t - tonumber(since) >= dead_after) then
-    write(node, boot, 'dead', t)
+    write(node, boot, 'dead', t, takeover)
     redis.call('HDEL', LEASES, node)
     changed = true
   end
@@ -130,10 +148,10 @@ RESTORE = (
 local known, leap, ttl = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
 if redis.call('HLEN', STATES) > 0 then return {'present', epoch()} end
 local t = now()
-for i = 5, #ARGV, 4 do
-  redis.call('HSET', MEMBERS, ARGV[i], ARGV[i + 3])
+for i = 5, #ARGV, 5 do
+  redis.call('HSET', MEMBERS, ARGV[i], ARGV[i + 4])
   redis.call('HSET', LEASES, ARGV[i], number(t + ttl))
-  write(ARGV[i], ARGV[i + 1], ARGV[i + 2], t)
+  write(ARGV[i], ARGV[i + 1], ARGV[i + 2], t, ARGV[i + 3])
 end
 redis.call('HSET', META, 'epoch', number(math.max(known, epoch()) + leap))
 redis.call('HSET', META, 'swept_at', number(t))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from random import Random
 
+from kvstore.core.copies import Copy
 from kvstore.core.events import (
     AnswerRead,
     CopyExtent,
@@ -50,13 +51,13 @@ class Media:
     def bytes_at(self, extent: Extent) -> bytes:
         return bytes(self.medium(extent)[extent.offset : extent.offset + extent.length])
 
-    def sum_at(self, extent: Extent) -> int:
-        """Checksum of the bytes there; computed anew only when they were touched."""
-        key = extent[:4]
+    def holds(self, copy: Copy, checksum: int) -> bool:
+        """The copy's bytes are what they should be, or have rotted since they were written. Computed anew only when they were touched."""
+        key = (copy.tier, copy.region, copy.offset, copy.length)
         found = self._sums.get(key)
         if found is None:
-            found = self._sums[key] = checksum_of(self.bytes_at(extent))
-        return found
+            found = self._sums[key] = checksum_of(self.bytes_at(copy.extent))
+        return found == checksum or self.is_rotten(copy.extent)
 
     def write(self, tier: Tier, region: int, offset: int, data: bytes | memoryview) -> None:
         self._touched(tier, region, offset, offset + len(data))
@@ -72,7 +73,7 @@ class Media:
         return memoryview(self.host)[offset : offset + length]
 
     def _touched(self, tier: Tier, region: int, start: int, end: int) -> None:
-        for key in [key for key in self._sums if key[:2] == (tier, region) and key[2] < end and start < key[2] + key[3]]:
+        for key in [key for key in self._sums if key[2] < end and start < key[2] + key[3] and key[0] is tier and key[1] == region]:
             del self._sums[key]
 
     # --- rot ----------------------------------------------------------------------------------------------------------------------------
@@ -90,6 +91,8 @@ class Media:
         return f"{tier.name} {region} {at}"
 
     def is_rotten(self, extent: Extent) -> bool:
+        if not self._rotten:
+            return False
         first = extent.offset // ALIGNMENT - (1 if extent.tier is Tier.SSD else 0)
         pages = range(first, -(-(extent.offset + extent.length) // ALIGNMENT))
         return any((extent.tier, extent.region, page) in self._rotten for page in pages)

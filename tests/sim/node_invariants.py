@@ -14,6 +14,8 @@ from kvstore.core.index import Entry
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockHash, KeySpace
 
+_SERVING = (CopyState.READABLE, CopyState.RECLAIMING)
+
 Written = Mapping[tuple[KeySpace, BlockHash], Set[int]]
 """Checksums of all payloads that anybody ever wrote, by key."""
 
@@ -47,29 +49,40 @@ def all_copies(state: StoreState) -> list[Copy]:
 def check_accounting(state: StoreState) -> None:
     """Bytes used = bytes on the medium; no two extents overlap; nothing is counted negative."""
     stock = state._stock
-    copies = all_copies(state)
-    host = sorted((copy.offset, copy.length) for copy in copies if copy.tier is Tier.HOST)
-    assert sum(max(1, -(-length // ALIGNMENT)) for _, length in host) * ALIGNMENT == stock.arena.used, "host accounting"
-    for (offset, length), (following, _) in pairwise(host):
-        assert offset + length <= following, "host extents overlap"
+    host: list[tuple[int, int]] = []
+    ssd = ssd_readable = pages = 0
+    for copy in all_copies(state):
+        if copy.tier is Tier.HOST:
+            host.append((copy.offset, copy.offset + copy.length))
+            pages += max(1, -(-copy.length // ALIGNMENT))
+        else:
+            ssd += 1
+            ssd_readable += copy.state is CopyState.READABLE
+    assert pages * ALIGNMENT == stock.arena.used, "host accounting"
+    host.sort()
+    for (_, end), (following, _) in pairwise(host):
+        assert end <= following, "host extents overlap"
     for key_space in stock.index.key_spaces():
         assert stock.quota.used(key_space.namespace) >= 0
     if stock.regions is not None:
-        ssd = [copy for copy in copies if copy.tier is Tier.SSD]
-        assert sum(region.live_bytes for region in stock.regions) == stock.regions.live_bytes
-        assert sum(len(region.live) for region in stock.regions) == sum(copy.state is CopyState.READABLE for copy in ssd)
-        assert stock.copies[Tier.SSD] == len(ssd)
+        live = live_bytes = 0
+        for region in stock.regions:
+            live += len(region.live)
+            live_bytes += region.live_bytes
+        assert live_bytes == stock.regions.live_bytes
+        assert live == ssd_readable
+        assert stock.copies[Tier.SSD] == ssd
 
 
 def check_listing(state: StoreState, media: Media, written: Written) -> None:
     """Nothing is listed before its bytes are down, and everything listed can be read and is what was written under its key."""
-    index = state._stock.index
+    index, readable = state._stock.index, CopyState.READABLE
     for entry in index:
         assert entry.readable, "listed without a readable copy"
         for copy in entry.copies:
-            if copy.state is CopyState.READABLE and not media.is_rotten(copy.extent):
-                assert media.sum_at(copy.extent) == entry.checksum, f"listed {copy.tier.name} copy holds other bytes"
-                assert entry.checksum in written[entry.key_space, entry.hash], "listed under another key"
+            if copy.state is readable:
+                assert media.holds(copy, entry.checksum), f"listed {copy.tier.name} copy holds other bytes"
+        assert entry.checksum in written[entry.key_space, entry.hash], "listed under another key"
         parent = index.get(entry.key_space, entry.parent)
         if parent is not None:
             assert parent.children > 0
@@ -81,8 +94,8 @@ def check_leased(entry: Entry | None, media: Media, checksum: int) -> None:
     assert entry.checksum == checksum
     assert entry.leases > 0
     for copy in entry.copies:
-        if copy.state in (CopyState.READABLE, CopyState.RECLAIMING) and not media.is_rotten(copy.extent):
-            assert media.sum_at(copy.extent) == checksum, "a leased copy was overwritten"
+        if copy.state in _SERVING:
+            assert media.holds(copy, checksum), "a leased copy was overwritten"
 
 
 def check_suffixes_first(state: StoreState, evicted_for_room: Iterable[Note]) -> None:

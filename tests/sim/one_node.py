@@ -193,6 +193,7 @@ class SimulatedNode:
                     if grant.status is ReserveStatus.GRANTED:
                         assert grant.extent is not None
                         assert grant.write_token not in self.grants
+                        assert self.state._stock.reservations.named(grant.write_token) is not None, "granted what is not reserved any more"
                         self.grants[grant.write_token] = (key_space, item.block, grant.extent)
                         self.tombs.discard((key_space, item.block.hash))
             case DiscardReservation():

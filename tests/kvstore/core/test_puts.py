@@ -103,7 +103,7 @@ def test_bytes_that_are_too_few_or_not_what_was_announced_are_not_stored(
 
 
 def test_a_batch_answers_item_by_item_in_the_order_asked(host_node: Callable, chain: Callable) -> None:
-    node, blocks = host_node(4), chain(4)
+    node, blocks = host_node(5), chain(4)
     node.put(blocks[1])
     grants = node.reserve(*blocks, chain(1, start=90)[0]).grants
     assert [grant.status.name for grant in grants] == ["GRANTED", "EXISTS", "GRANTED", "GRANTED", "GRANTED"]
@@ -210,6 +210,27 @@ def test_puts_that_wait_are_served_in_the_order_they_came(ssd_node: Callable, ch
     while len(answers) < 2:
         answers += [said for said in node.copied() if isinstance(said, AnswerReserve)]
     assert [len(answer.grants) for answer in answers] == [2, 1]
+
+
+def test_a_block_that_a_later_item_of_the_batch_took_the_room_of_is_not_said_to_exist(host_node: Callable, chain: Callable) -> None:
+    node, blocks = host_node(4), chain(4)
+    node.put(blocks[1])
+    statuses = [grant.status.name for grant in node.reserve(*blocks, chain(1, start=90)[0]).grants]
+    assert statuses == ["GRANTED", "PENDING", "GRANTED", "GRANTED", "GRANTED"]
+    assert node.present(blocks[1]) == (False,)
+
+
+def test_what_was_granted_before_a_wait_and_is_gone_by_its_end_is_not_given_out(ssd_node: Callable, chain: Callable, space) -> None:
+    """Its extent may be another's by then: the writer would write over a foreign payload."""
+    node, burst, late = ssd_node(4, patience=seconds(1)), chain(4), chain(2, start=500)
+    node.put(*burst[:3])
+    reserve_later(node, space, burst[0], *late)
+    assert not [said for said in node.said if isinstance(said, AnswerReserve)], "the second of the two new ones has no room yet"
+    hashes = (burst[0].hash, late[0].hash)
+    node.ask(DeleteRequested(request_id=node.request(), key_space=space, hashes=hashes), DiscardReservation)
+    answer = next((said for said in node.said if isinstance(said, AnswerReserve)), None) or node.only(node.wait(seconds(1)), AnswerReserve)
+    statuses = [grant.status for grant in answer.grants]
+    assert statuses == [ReserveStatus.PENDING, ReserveStatus.PENDING, ReserveStatus.GRANTED]
 
 
 def test_a_copy_that_nobody_asked_for_gets_spare_room_only(host_node: Callable, ssd_node: Callable, chain: Callable, space) -> None:

@@ -304,10 +304,46 @@ def test_clusters_of_different_names_share_a_redis_unseen(run, redis_server, reg
 def test_a_record_this_version_does_not_understand_is_left_out(run, redis_server, registry_on, registry_config, member, until) -> None:
     async def test() -> None:
         async with joined(registry_on, redis_server, member("s1")) as (one,):
-            await one._link._redis.hset("{larder:larder}:states", "odd", "00:levitating:5")
-            await one._link._redis.hset("{larder:larder}:states", "odder", "what")
+            await one._link._redis.commands.hset("{larder:larder}:states", "odd", "00:levitating:5")
+            await one._link._redis.commands.hset("{larder:larder}:states", "odder", "what")
+            await one._link.sweep()
             await one.drain()
             await until(one, lambda: states(one) == {"s1": "draining"})
+
+    run(test())
+
+
+def test_a_takeover_grows_by_compare_and_set_and_a_quick_restart_keeps_it(
+    run, redis_server, registry_config, registry_on, member, until
+) -> None:
+    async def test() -> None:
+        old = dataclasses.replace(member("s1"), takeover=0.25)
+        async with joined(registry_on, redis_server, old) as (one,):
+            await one.take_over(0.5)
+            await until(one, lambda: [each.takeover for each in one.view.members] == [0.5])
+            link = RedisLink(redis_server.url, config=registry_config)
+            assert not await link.take_over(old, takeover=0.75), "a frozen step of before"
+            new = dataclasses.replace(member("s1"), takeover=0.25)
+            async with joined(registry_on, redis_server, new) as (two,):
+                assert two.member.takeover == 0.5
+                assert not await link.take_over(dataclasses.replace(old, takeover=0.5), takeover=1.0), "of the old boot"
+                await two.take_over(1.0)
+                await two.drain()
+                with pytest.raises(StaleView):
+                    await two.take_over(0.5)
+                await two.leave()
+            async with joined(registry_on, redis_server, dataclasses.replace(member("s1"), takeover=0.25)) as (three,):
+                assert three.member.takeover == 0.25, "who left comes back as a newcomer"
+            await link.close()
+
+    run(test())
+
+
+def test_a_step_that_no_state_allows_is_a_stale_view_and_no_crash(run, redis_server, registry_on, member) -> None:
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1", state=MemberState.JOINING)) as (one,):
+            with pytest.raises(StaleView):
+                await one.drain()
 
     run(test())
 

@@ -1,0 +1,410 @@
+"""One store of a simulated cluster: a real StoreState, its media, and a shell that is slow, freezes, crashes and starts again.
+
+After every event the invariants of a node hold (`sim.node_invariants`), and what a client was told is true: nothing that was listed goes
+without a reason said in a note, a delete lasts, a lease that its holder may still count on covers the same bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+from typing import Any, Protocol
+
+from sim.media import Media
+from sim.messages import UNREACHABLE, Failed, Greeting, Hello, ReadPayload, WriteBytes
+from sim.network import Network
+from sim.node_invariants import check_accounting, check_leased, check_listing, check_suffixes_first
+from sim.oracle import ByteOracle, Key
+from sim.timeline import Timeline
+
+from kvstore.core.events import (
+    AnswerCommit,
+    AnswerDelete,
+    AnswerRead,
+    AnswerReserve,
+    AnswerStop,
+    CancelRead,
+    CommitRequested,
+    CommitStatus,
+    CopyExtent,
+    DeleteRequested,
+    DiscardReservation,
+    Event,
+    Instruction,
+    Note,
+    NoteKind,
+    ReadFinished,
+    ReadOutcome,
+    ReadStatus,
+    ReservationsAbandoned,
+    ReserveRequested,
+    ReserveStatus,
+    StopRequested,
+    Tick,
+    VerifyExtent,
+    WriteRegion,
+)
+from kvstore.core.extent import Tier
+from kvstore.core.store_config import StoreConfig
+from kvstore.core.store_state import StoreState
+from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, RequestId, WriteToken
+from kvstore.node.incoming import IncomingPayloads
+from kvstore.units import Nanos, milliseconds, seconds
+
+Answer = Callable[[Any], None]
+
+_GONE_FOR = (NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED)
+_DRAIN_DEADLINE = seconds(8)
+
+
+class Belief(Protocol):
+    """What the holder of a lease counts on."""
+
+    lease_id: LeaseId
+    covered: dict[BlockHash, tuple[int, int | None, int]]
+    """hash -> (checksum, offset in the host arena or None, payload bytes)"""
+
+    @property
+    def key_space(self) -> KeySpace: ...
+
+
+class World(Protocol):
+    timeline: Timeline
+    network: Network
+    oracle: ByteOracle
+
+    def log(self, who: str, what: object) -> None: ...
+
+    def beliefs(self, node_id: NodeId, boot_id: BootId) -> Iterable[Belief]:
+        """Leases of this boot that their holders count on now."""
+        ...
+
+    def heartbeat(self, node: StoreNode) -> None: ...
+
+
+class StoreNode:
+    """Down until `boot`."""
+
+    def __init__(self, node_id: NodeId, *, world: World, config: StoreConfig, rng: Random) -> None:
+        self.node_id = node_id
+        self.state: StoreState | None = None
+        self.boot_id = BootId(bytes(16))
+        self.fault_rate = 0.0
+        """Of each piece of I/O: it fails, and leaves a tear."""
+        self.slow_disk = False
+        self.disk_full = False
+        self.crash_soon = False
+        """Crash at the next event that has several instructions, after some of them."""
+        self.boots = 0
+        self._world = world
+        self._config = config
+        self._rng = rng
+        regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
+        self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
+        self._tombs: set[Key] = set()
+        self._asleep: deque[Callable[[], None]] | None = None
+
+    # --- boot, crash, freeze --------------------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        self.boots += 1
+        self.boot_id = BootId(hashlib.sha256(f"{self.node_id}/{self.boots}".encode()).digest()[:16])
+        self._world.log(self.node_id, f"BOOT {self.boots}")
+        self.state = StoreState(self._config, boot_id=self.boot_id)
+        self.incoming = IncomingPayloads(self.media)  # type: ignore[arg-type]
+        self.stopping = False
+        self._clock_base = self._rng.randrange(10**15)  # the clocks of two machines, and of two boots, have nothing in common
+        self._events: deque[Event] = deque()
+        self._feeding = False
+        self._io: dict[int, Instruction] = {}
+        self._waiting: dict[RequestId, Answer] = {}
+        self._asked: dict[RequestId, Any] = {}
+        self._key_of: dict[WriteToken, Key] = {}
+        self._reading: dict[int, Answer] = {}
+        self._requests = 0
+        self._shelf: dict[KeySpace, dict[BlockHash, None]] = {}
+        if self._config.ssd is not None:
+            self.hand_in(self.media.recover())
+        self._later(0, self._tick)
+
+    def crash(self, *, torn: bool = True, silent: bool = False) -> None:
+        """kill -9, or power gone: of what was being written any part may be down. `silent`: callers learn it by their deadlines only."""
+        assert self.state is not None
+        durable = {
+            (entry.key_space, entry.hash)
+            for entry in self.state._stock.index
+            if entry.readable_ssd and entry.ssd is not None and not self.media.is_rotten(entry.ssd.extent)
+        }
+        for instruction in self._io.values():
+            if torn and isinstance(instruction, CopyExtent | WriteRegion) and self._rng.random() < 0.6:
+                self.media.put_down(instruction, torn=True)
+        self._world.log(self.node_id, "CRASH")
+        waiting = [*self._waiting.values(), *self._reading.values()]
+        self.state = None
+        self._asleep = None
+        self.crash_soon = False
+        self._durable = durable
+        for answer in waiting if not silent else ():
+            answer(UNREACHABLE)
+
+    def restart(self) -> None:
+        self.boot()
+        assert self.state is not None
+        listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
+        lost = set() if self.media.has_rot_on_disk else self._durable - listed
+        assert not lost, f"{len(lost)} of {len(self._durable)} durable blocks were lost by the restart"
+
+    def stop(self) -> None:
+        """Graceful: what is hot is demoted first, if the disk is quick enough."""
+        self.stopping = True
+        self.hand_in(StopRequested(request_id=self._request(lambda _: self._later(0, lambda: self.crash(torn=False)))))
+        self._later(_DRAIN_DEADLINE, self.crash)
+
+    def freeze(self, duration: int) -> None:
+        """SIGSTOP: what arrives, and what its disk has done, waits."""
+        self._asleep = deque()
+        self._world.log(self.node_id, f"FREEZE {duration / 1e9:.1f} s")
+        boots = self.boots
+
+        def wake() -> None:
+            queued, self._asleep = self._asleep, None
+            for do in queued or ():
+                if self.state is not None and self.boots == boots:
+                    do()
+
+        self._world.timeline.after(duration, lambda: wake() if self.boots == boots else None)
+
+    @property
+    def is_up(self) -> bool:
+        return self.state is not None
+
+    @property
+    def is_frozen(self) -> bool:
+        return self._asleep is not None
+
+    # --- the door -------------------------------------------------------------------------------------------------------------------------
+
+    def serve(self, message: Any, answer: Answer) -> None:
+        """`answer` is called once, or never when the node dies first."""
+        if self.state is None:
+            answer(UNREACHABLE)
+            return
+        self._when_awake(lambda: self._serve(message, answer))
+
+    def _serve(self, message: Any, answer: Answer) -> None:
+        if isinstance(message, Hello):
+            answer(Greeting(self.node_id, self.boot_id))
+        elif isinstance(message, WriteBytes):
+            self._take_bytes(message, answer)
+        else:
+            if isinstance(message, CommitRequested):
+                items = tuple(item._replace(received_bytes=self.incoming.received_bytes(item.write_token)) for item in message.items)
+                for item in items:
+                    self.incoming.close(item.write_token)
+                message = dataclasses.replace(message, items=items)
+            request = self._request(answer)
+            self._asked[request] = message
+            self.hand_in(dataclasses.replace(message, request_id=request))
+
+    def _request(self, answer: Answer) -> RequestId:
+        self._requests += 1
+        self._waiting[RequestId(self._requests)] = answer
+        return RequestId(self._requests)
+
+    def _take_bytes(self, message: WriteBytes, answer: Answer) -> None:
+        """Each payload in two pieces, with time between them; now and then the stream breaks."""
+        pieces = [
+            (token, offset, data[offset:end])
+            for token, data in message.writes
+            for offset, end in ((0, len(data) // 2), (len(data) // 2, len(data)))
+        ]
+        refused: dict[WriteToken, None] = {}
+        breaks_at = self._rng.randrange(len(pieces)) if self._rng.random() < self.fault_rate else None
+
+        def take(at: int) -> None:
+            if at == len(pieces) or at == breaks_at:
+                unfinished = [token for token, _ in message.writes if self.incoming.is_open(token) and not self.incoming.is_complete(token)]
+                if unfinished:
+                    self.hand_in(ReservationsAbandoned(write_tokens=tuple(unfinished)))
+                answer(tuple(refused) if at == len(pieces) else UNREACHABLE)
+                return
+            token, offset, data = pieces[at]
+            if token not in refused and not self.incoming.take(token, offset, data):
+                refused[token] = None
+            if at % 2:
+                take(at + 1)
+            else:
+                self._later(self._rng.randrange(milliseconds(2)), lambda: take(at + 1))
+
+        take(0)
+
+    # --- the shell ------------------------------------------------------------------------------------------------------------------------
+
+    def hand_in(self, event: Event) -> None:
+        """An event that comes up while one is handled is taken after it, as in the real shell."""
+        self._events.append(event)
+        if self._feeding or self.state is None:
+            return
+        self._feeding = True
+        while self._events and self.state is not None:
+            event = self._events.popleft()
+            out = self.state.handle(event, Nanos(self._world.timeline.now + self._clock_base))
+            if isinstance(event, Tick) and not out:
+                continue
+            self._world.log(self.node_id, event)
+            crash_at = self._rng.randrange(len(out)) if self.crash_soon and len(out) > 1 else None
+            for number, instruction in enumerate(out):
+                if number == crash_at:
+                    self.crash()
+                    break
+                self._world.log(self.node_id, instruction)
+                self._take(instruction)
+            else:
+                self._check([one for one in out if isinstance(one, Note)])
+        self._feeding = False
+
+    def _take(self, instruction: Instruction) -> None:
+        match instruction:
+            case CopyExtent() | VerifyExtent() | WriteRegion():
+                self._start_io(instruction.operation, instruction)
+            case AnswerRead():
+                answer = self._waiting.pop(instruction.request_id)
+                del self._asked[instruction.request_id]
+                assert (instruction.operation != 0) == any(item.status is ReadStatus.OK for item in instruction.items)
+                if instruction.operation:
+                    self._reading[instruction.operation] = answer
+                    self._start_io(instruction.operation, instruction)
+                else:
+                    answer(tuple(ReadPayload(item.status.name.lower(), b"") for item in instruction.items))
+            case CancelRead():
+                read = self._io.pop(instruction.operation)
+                assert isinstance(read, AnswerRead)
+                self._reading.pop(instruction.operation)(Failed("cancelled"))
+                unread = (ReadOutcome.UNREAD,) * len(read.items)
+                self.hand_in(ReadFinished(operation=instruction.operation, outcomes=unread))
+            case DiscardReservation():
+                self.incoming.close(instruction.write_token)
+            case Note():
+                pass
+            case _:
+                self._check_told(instruction)
+                self._waiting.pop(instruction.request_id)(instruction)
+
+    def _check_told(self, answer: Any) -> None:
+        """What a client is about to be told is so."""
+        assert self.state is not None
+        asked = self._asked.pop(answer.request_id, None)
+        stock = self.state._stock
+        match answer:
+            case AnswerReserve():
+                assert isinstance(asked, ReserveRequested)
+                for item, grant in zip(asked.items, answer.grants, strict=True):
+                    key = (asked.key_space, item.block.hash)
+                    if grant.status is ReserveStatus.GRANTED:
+                        assert grant.extent is not None
+                        assert grant.write_token not in self._key_of, "a write token was given out twice"
+                        assert stock.reservations.named(grant.write_token) is not None, "granted what is not reserved any more"
+                        self._key_of[grant.write_token] = key
+                        self.incoming.open(grant.write_token, grant.extent)
+                    elif grant.status is ReserveStatus.EXISTS:
+                        assert stock.index.get(*key) is not None, "said to exist, and not there"
+            case AnswerCommit():
+                assert isinstance(asked, CommitRequested)
+                for commit, status in zip(asked.items, answer.statuses, strict=True):
+                    if status is CommitStatus.STORED:
+                        self._tombs.discard(self._key_of[commit.write_token])
+            case AnswerDelete():
+                assert isinstance(asked, DeleteRequested)
+                for block, deleted in zip(asked.hashes, answer.deleted, strict=True):
+                    key = (asked.key_space, block)
+                    if deleted and stock.index.get(*key) is None and key not in stock.reservations:
+                        self._tombs.add(key)
+            case AnswerStop():
+                pass
+
+    def _start_io(self, operation: int, instruction: Instruction) -> None:
+        self._io[operation] = instruction
+        slow = self.slow_disk and not isinstance(instruction, VerifyExtent) and self._rng.random() < 0.5
+        self._later(self._rng.randrange(seconds(3) if slow else milliseconds(4)), lambda: self._finish_io(operation))
+
+    def _finish_io(self, operation: int) -> None:
+        instruction = self._io.pop(operation, None)
+        if instruction is None:
+            return  # a read that was cancelled
+        fails = self._rng.random() < self.fault_rate
+        if self.disk_full and isinstance(instruction, CopyExtent | WriteRegion):
+            fails = True
+        if isinstance(instruction, AnswerRead):
+            self._finish_read(instruction, fails)
+        else:
+            self.hand_in(self.media.carry_out(instruction, fails=fails))
+
+    def _finish_read(self, read: AnswerRead, fails: bool) -> None:
+        """A payload of the host tier goes out as it is: its reader compares."""
+        finished = self.media.carry_out(read, fails=fails)
+        assert isinstance(finished, ReadFinished)
+        outcomes, payloads = [], []
+        for item, outcome in zip(read.items, finished.outcomes, strict=True):
+            if item.extent is None:
+                payloads.append(ReadPayload(item.status.name.lower(), b""))
+            elif item.extent.tier is Tier.HOST or outcome is ReadOutcome.OK:
+                outcome = ReadOutcome.OK
+                payloads.append(ReadPayload("ok", self.media.bytes_at(item.extent)))
+            else:
+                payloads.append(ReadPayload(outcome.value, b""))
+            outcomes.append(outcome)
+        self._reading.pop(read.operation)(tuple(payloads))
+        self.hand_in(ReadFinished(operation=read.operation, outcomes=tuple(outcomes)))
+
+    def _tick(self) -> None:
+        self.hand_in(Tick())
+        if self.state is not None:
+            self._world.heartbeat(self)
+            self._later(seconds(1), self._tick)
+
+    def _later(self, delay: int, do: Callable[[], None]) -> None:
+        """In this boot, and when the process is not frozen."""
+        boots = self.boots
+        self._world.timeline.after(delay, lambda: self._when_awake(do) if self.state is not None and self.boots == boots else None)
+
+    def _when_awake(self, do: Callable[[], None]) -> None:
+        if self._asleep is None:
+            do()
+        else:
+            self._asleep.append(do)
+
+    # --- invariants -----------------------------------------------------------------------------------------------------------------------
+
+    def _check(self, notes: list[Note]) -> None:
+        state = self.state
+        assert state is not None
+        index = state._stock.index
+        check_accounting(state)
+        check_listing(state, self.media, self._world.oracle.written)
+        check_suffixes_first(state, [note for note in notes if note.kind is NoteKind.EVICTED and note.reason == "room"])
+        spaces = index.key_spaces()
+        if any(index.entries(space).keys() != self._shelf.get(space, {}).keys() for space in {*spaces, *self._shelf}):
+            self._check_shelf({space: dict.fromkeys(index.entries(space)) for space in spaces}, notes)
+        now = Nanos(self._world.timeline.now + self._clock_base)
+        for belief in self._world.beliefs(self.node_id, self.boot_id):
+            for block, (checksum, offset, length) in belief.covered.items():
+                entry = state._stock.leases.entry(belief.lease_id, belief.key_space, block, now=now)
+                check_leased(entry, self.media, checksum)
+                if offset is not None:
+                    assert entry is not None
+                    assert entry.host is not None
+                    assert (entry.host.offset, entry.host.length) == (offset, length), "a leased copy moved under its reader"
+
+    def _check_shelf(self, shelf: dict[KeySpace, dict[BlockHash, None]], notes: list[Note]) -> None:
+        """Other blocks are listed than before: what went was said to go, what came was not deleted before."""
+        said = {(note.key_space, note.block.hash): note.kind for note in notes if note.block is not None}
+        for space, blocks in self._shelf.items():
+            for block in blocks:
+                gone = block not in shelf.get(space, ())
+                assert not gone or said.get((space, block)) in _GONE_FOR, "a block went from the shelf without a word"
+        self._tombs -= {key for key, kind in said.items() if kind is NoteKind.STORED}
+        assert not any(block in shelf.get(space, ()) for space, block in self._tombs), "a deleted block came back"
+        self._shelf = shelf

@@ -1,0 +1,52 @@
+"""Several nodes, clients and a registry under one seed. `LARDER_SIM_SEEDS=5000` runs more; `LARDER_SIM_SEED=17` runs that one alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+ONLY = os.environ.get("LARDER_SIM_SEED")
+SEEDS = [int(ONLY)] if ONLY else list(range(int(os.environ.get("LARDER_SIM_SEEDS", "200"))))
+
+
+def storm_of(seed: int) -> dict[str, int]:
+    """3 to 7 nodes, two or three replicas."""
+    return {"nodes": 3 + seed % 5, "replicas": 3 if seed % 4 == 0 else 2}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_cluster_keeps_its_promises_through_a_storm(seed: int, run_cluster: Callable[..., Any]) -> None:
+    run_cluster(seed, **storm_of(seed))
+
+
+@pytest.mark.parametrize("seed", SEEDS[:10])
+def test_on_good_days_every_put_is_acknowledged_as_asked_and_every_lease_can_be_read(seed: int, run_cluster: Callable[..., Any]) -> None:
+    cluster = run_cluster(seed, **storm_of(seed), faults=False)
+    assert cluster.outcomes["failed"] + cluster.outcomes["degraded"] == 0 or cluster.reasons
+    assert not cluster.reasons.keys() - {"no_room", "pending"}, "only the room may be too small, or another writer at work"
+    assert cluster.reads > 0
+
+
+def test_storms_bring_about_what_they_are_for(run_cluster: Callable[..., Any]) -> None:
+    """Otherwise a simulation that never disturbs anybody would pass for a proof."""
+    outcomes: dict[str, int] = {}
+    reasons: set[str] = set()
+    reads = 0
+    for seed in range(8):
+        cluster = run_cluster(seed, nodes=4)
+        for outcome, count in cluster.outcomes.items():
+            outcomes[outcome] = outcomes.get(outcome, 0) + count
+        reasons |= cluster.reasons.keys()
+        reads += cluster.reads
+    assert all(outcomes.values()), outcomes
+    assert reasons >= {"unreachable", "timeout", "circuit_open", "no_room", "read"}
+    assert reads > 100
+
+
+def test_the_same_seed_gives_the_same_cluster_run(run_cluster: Callable[..., Any]) -> None:
+    first, second = (run_cluster(11, nodes=5).story() for _ in range(2))
+    assert len(first) > 100
+    assert first == second
