@@ -51,6 +51,9 @@ class SessionRequest:
     sampling: Sampling
     max_tokens: int
     ignore_eos: bool
+    stop_token_ids: Sequence[int] = ()
+    top_logprobs: int | None = None
+    """None: no logprobs; else so many of the likeliest beside each token's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Session:
         self._clock = clock
         self._leaving = Leaving(namespace=request.namespace, identity=request.identity, fleet=fleet, policy=policy)
 
-    async def tokens(self, published: PublishedPrefix | None = None) -> AsyncGenerator[int, None]:
+    async def tokens(self, published: PublishedPrefix | None = None) -> AsyncGenerator[TokenOut, None]:
         """Yield each token of the answer once, in order; afterwards `finish_reason` is set. Closing it cancels the work everywhere.
         `published` follows the prefill stage that goes on meanwhile.
 
@@ -117,8 +120,8 @@ class Session:
                 tokens_before = len(self.transcript.generated_token_ids)
                 try:
                     async with aclosing(self._attempt(node, published)) as attempt:
-                        async for token_id in attempt:
-                            yield token_id
+                        async for token in attempt:
+                            yield token
                 except AttemptFailed as failure:
                     if len(self.transcript.generated_token_ids) > tokens_before:
                         failed, failures = [], 0
@@ -135,7 +138,7 @@ class Session:
             self.state = SessionState.ENDED
             self.decode_node = None
 
-    async def _attempt(self, node: DecodeNode, published: PublishedPrefix | None) -> AsyncGenerator[int, None]:
+    async def _attempt(self, node: DecodeNode, published: PublishedPrefix | None) -> AsyncGenerator[TokenOut, None]:
         request, node_id = self.request, node.member.node_id
         self.state = SessionState.CONNECTING
         self.decode_node = node_id
@@ -148,6 +151,8 @@ class Session:
             sampling=request.sampling,
             max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos,
+            stop_token_ids=request.stop_token_ids,
+            top_logprobs=request.top_logprobs,
             published=published,
         )
         with node.busy():
@@ -160,7 +165,7 @@ class Session:
                             self._affinity.remember(request.chain, node_id)
                         self._take(event)
                         node.on_call_succeeded()
-                        yield event.token_id
+                        yield event
                         if not node.is_open and self._leaving.is_prepared(self.transcript.token_ids):
                             self.story.moves += 1
                             self._metrics.moves.inc()
