@@ -13,7 +13,7 @@ from kvpb.v1 import peer_pb2, peer_pb2_grpc
 from kvstore.ids import BlockRef, Epoch, KeySpace, NodeId
 from kvstore.rpc.convert import block_ref_from_proto, key_space_from_proto
 from kvstore.rpc.errors import error_of
-from kvstore.units import Bytes, Nanos, to_seconds
+from kvstore.units import Bytes, Nanos, milliseconds, to_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class PeerBlock:
     block: BlockRef
     payload_bytes: Bytes
     checksum: int
+    ttl: Nanos
+    """What is left of its life; 0: no end."""
 
 
 class PeerStub:
@@ -35,7 +37,9 @@ class PeerStub:
         try:
             while (message := await call.read()) is not grpc.aio.EOF:
                 blocks = [
-                    PeerBlock(block_ref_from_proto(owned.block), Bytes(owned.payload_bytes), owned.checksum_xxh3)
+                    PeerBlock(
+                        block_ref_from_proto(owned.block), Bytes(owned.payload_bytes), owned.checksum_xxh3, milliseconds(owned.ttl_ms)
+                    )
                     for owned in message.blocks
                 ]
                 yield key_space_from_proto(message.key_space), blocks

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpb.v1 import store_pb2 as kvpb_dot_v1_dot_store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kvpb/v1/peer.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"2\n\x10ListOwnedRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\\\n\nOwnedBlock\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\"X\n\x0bOwnedBlocks\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x13.kvpb.v1.OwnedBlock2\x85\x01\n\x0bPeerService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12>\n\tListOwned\x12\x19.kvpb.v1.ListOwnedRequest\x1a\x14.kvpb.v1.OwnedBlocks0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kvpb/v1/peer.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"2\n\x10ListOwnedRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"l\n\nOwnedBlock\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\"X\n\x0bOwnedBlocks\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x13.kvpb.v1.OwnedBlock2\x85\x01\n\x0bPeerService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12>\n\tListOwned\x12\x19.kvpb.v1.ListOwnedRequest\x1a\x14.kvpb.v1.OwnedBlocks0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,9 +35,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTOWNEDREQUEST']._serialized_start=52
   _globals['_LISTOWNEDREQUEST']._serialized_end=102
   _globals['_OWNEDBLOCK']._serialized_start=104
-  _globals['_OWNEDBLOCK']._serialized_end=196
-  _globals['_OWNEDBLOCKS']._serialized_start=198
-  _globals['_OWNEDBLOCKS']._serialized_end=286
-  _globals['_PEERSERVICE']._serialized_start=289
-  _globals['_PEERSERVICE']._serialized_end=422
+  _globals['_OWNEDBLOCK']._serialized_end=212
+  _globals['_OWNEDBLOCKS']._serialized_start=214
+  _globals['_OWNEDBLOCKS']._serialized_end=302
+  _globals['_PEERSERVICE']._serialized_start=305
+  _globals['_PEERSERVICE']._serialized_end=438
 # @@protoc_insertion_point(module_scope)
