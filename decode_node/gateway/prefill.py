@@ -15,6 +15,7 @@ from decode_node.gateway.nodes import ModelIdentity, PrefillProgress
 from decode_node.gateway.router import RoutingPolicy, choose_prefill
 from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
+from kvstore.core.view import Role
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import Namespace, NodeId
 from kvstore.units import Nanos, seconds, to_seconds
@@ -56,6 +57,12 @@ class PrefillStage:
         self._policy = policy
         self._stall = stall
         self._clock = clock
+
+    def decode_at(self, *, uncached_tokens: int, identity: ModelIdentity) -> NodeId | None:
+        """The node of choice if it decodes as well: it computes the prompt as part of the answer, without the detour over the store."""
+        candidates = self._fleet.prefill_candidates(identity)
+        node_id = choose_prefill(candidates, uncached_tokens=uncached_tokens, policy=self._policy)
+        return node_id if node_id is not None and self._fleet.prefill.nodes[node_id].member.role is Role.BOTH else None
 
     async def run(
         self,
@@ -105,8 +112,10 @@ class PrefillStage:
             )
             if node_id is None:
                 break
-            tried.append(node_id)
             node = self._fleet.prefill.nodes[node_id]
+            if node.member.role is Role.BOTH:
+                return PrefillReport(attempted=bool(tried), cached_blocks=cached_blocks or 0)
+            tried.append(node_id)
             progress = _Progress(published)
             try:
                 with node.busy(tokens=uncached):

@@ -231,6 +231,10 @@ class GatewayService:
             yield Preparation()
             return
         cached_blocks = await self._probe(KeySpace(namespace, prompt.served.identity.layout), prompt.chain)
+        uncached_tokens = (len(prompt.chain) - cached_blocks) * prompt.served.block_tokens
+        decode_at = self._prefill.decode_at(uncached_tokens=uncached_tokens, identity=prompt.served.identity)
+        if decode_at is not None:
+            self._affinity.remember(prompt.chain, decode_at)
         preparation = Preparation(cached_blocks=cached_blocks, published=PublishedPrefix())
         stage = asyncio.ensure_future(self._prefill_stage(preparation, prompt, namespace=namespace, request_id=request_id))
         try:
