@@ -14,9 +14,9 @@ class CircuitConfig:
     failures_to_open: int = 3
     """Consecutive failures. A passed deadline opens at once: it is the one failure that costs time."""
     first_probe_after: Nanos = milliseconds(250)
-    """Pause before an open circuit is tried again; it doubles with every probe that fails."""
+    """From the opening to the first probe."""
     longest_probe_after: Nanos = seconds(5)
-    """Longest of these pauses."""
+    """The pause doubles from the first to this with every probe that fails."""
 
     def __post_init__(self) -> None:
         if self.failures_to_open < 1:
@@ -44,9 +44,9 @@ class ClientConfig:
     pending_wait: Nanos = milliseconds(100)
     """Between two reservations while another writer holds the block's."""
     pending_attempts: int = 5
-    """Reservations tried for a block that another writer is putting."""
+    """Reservations of a block before a put gives it up."""
     batch_blocks: int = 64
-    """Of one reserve-write-commit round at one node."""
+    """Of one reserve-write-commit round, or one read, at one node."""
     batch_bytes: Bytes = Bytes(32 * MIB)
     """Of one reserve-write-commit round at one node."""
     read_ahead_bytes: Bytes = Bytes(128 * MIB)
