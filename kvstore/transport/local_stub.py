@@ -54,7 +54,11 @@ class LocalStub(StoreStub):
         else:
             await self._ask(FrameKind.RELEASE, ReleaseBody(lease_id, key_space, tuple(hashes)).pack(), timeout)
 
-    async def reserve(self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+    async def reserve(
+        self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos, spare_room_only: bool = False
+    ) -> list[Grant]:
+        if spare_room_only:  # between nodes, and rare
+            return await super().reserve(key_space, items, timeout=timeout, spare_room_only=True)
         ttl, grants = unpack_grants(await self._ask(FrameKind.RESERVE, ReserveBody(key_space, tuple(items)).pack(), timeout))
         _same_length(grants, items)
         try:
