@@ -13,7 +13,7 @@ from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, N
 from kvstore.rpc.server import guarded
 from kvstore.units import Nanos
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine.request import FinishReason, SamplingParams
+from prefill_node.engine.request import FinishReason, Logprobs, SamplingParams
 
 _REASON = {FinishReason.STOP: decode_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: decode_pb2.FINISH_REASON_LENGTH}
 
@@ -33,12 +33,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             namespace=request.namespace,
             prompt=tuple(request.prompt_token_ids),
             generated=tuple(request.generated_token_ids),
-            sampling=SamplingParams(
-                temperature=request.sampling.temperature,
-                top_k=request.sampling.top_k,
-                top_p=request.sampling.top_p,
-                seed=request.sampling.seed,
-            ),
+            sampling=_sampling(request.sampling),
+            top_logprobs=request.top_logprobs if request.HasField("top_logprobs") else None,
             max_tokens=request.max_tokens,
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
@@ -69,9 +65,35 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         )
 
 
+def _sampling(asked: Any) -> SamplingParams:
+    return SamplingParams(
+        temperature=asked.temperature,
+        top_k=asked.top_k,
+        top_p=asked.top_p,
+        min_p=asked.min_p,
+        presence_penalty=asked.presence_penalty,
+        frequency_penalty=asked.frequency_penalty,
+        repetition_penalty=asked.repetition_penalty or 1.0,
+        logit_bias=tuple(sorted(asked.logit_bias.items())),
+        seed=asked.seed,
+    )
+
+
+def _logprobs(found: Logprobs | None) -> decode_pb2.Logprobs | None:
+    if found is None:
+        return None
+    return decode_pb2.Logprobs(
+        logprob=found.logprob,
+        top_token_ids=[token_id for token_id, _ in found.top],
+        top_logprobs=[logprob for _, logprob in found.top],
+    )
+
+
 def _to_proto(event: SessionEvent) -> decode_pb2.GenerateEvent:
     if isinstance(event, NextToken):
-        return decode_pb2.GenerateEvent(token=decode_pb2.Token(token_id=event.token_id, position=event.position))
+        return decode_pb2.GenerateEvent(
+            token=decode_pb2.Token(token_id=event.token_id, position=event.position, logprobs=_logprobs(event.logprobs))
+        )
     if isinstance(event, Loaded):
         return decode_pb2.GenerateEvent(
             prefix_loaded=decode_pb2.PrefixLoaded(

@@ -16,11 +16,13 @@ from kvstore.errors import InvalidRequest, LarderError, Unavailable
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import (
+    MAX_TOP_LOGPROBS,
     EngineEvent,
     EngineRequest,
     FailedOut,
     FinishedOut,
     FinishReason,
+    Logprobs,
     PrefixWantedOut,
     SamplingParams,
     TokenOut,
@@ -37,6 +39,8 @@ class GenerateCall:
     generated: tuple[int, ...] = ()
     """Tokens of the answer that the client already has."""
     sampling: SamplingParams
+    top_logprobs: int | None = None
+    """None: no logprobs; else so many of the likeliest beside each token's own."""
     max_tokens: int
     """Of the whole answer, `generated` included."""
     stop_token_ids: tuple[int, ...] = ()
@@ -58,6 +62,7 @@ class NextToken:
     token_id: int
     position: int
     """Index in the answer, from 0; `generated` counts."""
+    logprobs: Logprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,9 @@ def check_call(call: GenerateCall, limits: Limits) -> None:
     limits.check_prompt(call.prompt, room_for=1)
     limits.check_ids(call.generated)
     limits.check_ids(call.stop_token_ids)
+    limits.check_ids([token_id for token_id, _ in call.sampling.logit_bias])
+    if call.top_logprobs is not None and call.top_logprobs > MAX_TOP_LOGPROBS:
+        raise InvalidRequest(f"top_logprobs must be at most {MAX_TOP_LOGPROBS}, not {call.top_logprobs}")
     if call.max_tokens < 1:
         raise InvalidRequest("max_tokens must be at least 1")
     if len(call.generated) > call.max_tokens:
@@ -190,6 +198,7 @@ class DecodeSession:
                 prefix=loaded.pinned,
                 max_new_tokens=self._new_tokens(),
                 sampling=call.sampling,
+                top_logprobs=call.top_logprobs,
                 stop_token_ids=self._stop_ids(),
                 priority=call.priority,
                 refetch=True,
@@ -212,7 +221,7 @@ class DecodeSession:
             self._raise_end(event)
             if isinstance(event, TokenOut):
                 self._tokens.append(event.token_id)
-                yield NextToken(event.token_id, event.position)
+                yield NextToken(event.token_id, event.position, event.logprobs)
             elif isinstance(event, PrefixWantedOut):
                 self._refetching = asyncio.ensure_future(self._refetch())
             elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:

@@ -9,7 +9,7 @@ from typing import Any
 
 from decode_node.gateway.detokenize import Detokenizer, StopScanner
 from decode_node.gateway.metrics import GatewayMetrics
-from decode_node.gateway.nodes import FinishReason
+from decode_node.gateway.nodes import FinishReason, TokenOut
 from decode_node.gateway.sessions import Session, SessionTable
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
@@ -19,7 +19,9 @@ class Delta:
     """What came since the last one. Text may lag behind the tokens: a character or a stop string may be unfinished."""
 
     text: str
-    token_ids: Sequence[int] = ()
+    tokens: Sequence[TokenOut] = ()
+    text_offset: int = 0
+    """Characters of the answer that were complete before these tokens."""
     finish_reason: FinishReason | None = None
     """Set on the last one only."""
 
@@ -54,6 +56,7 @@ class Answer:
         self._preparation = Preparation()
         self._detokenizer = Detokenizer(decode)
         self._scanner = StopScanner(stops)
+        self._complete = 0
         self._block_tokens = block_tokens
         self._arrived_at = arrived_at
         self._table = table
@@ -68,12 +71,14 @@ class Answer:
             try:
                 self._preparation = await self._prepare()
                 async with aclosing(self.session.tokens()) as tokens:
-                    async for token_id in tokens:
-                        text = self._scanner.push(self._detokenizer.push(token_id))
+                    async for token in tokens:
+                        offset, completed = self._complete, self._detokenizer.push(token.token_id)
+                        self._complete += len(completed)
+                        text = self._scanner.push(completed)
                         if self._scanner.stopped:
-                            yield Delta(text=text, token_ids=(token_id,), finish_reason=FinishReason.STOP)
+                            yield Delta(text=text, tokens=(token,), text_offset=offset, finish_reason=FinishReason.STOP)
                             return
-                        yield Delta(text=text, token_ids=(token_id,))
+                        yield Delta(text=text, tokens=(token,), text_offset=offset)
                 rest = self._scanner.push(self._detokenizer.flush())
                 rest += self._scanner.flush()
                 reason = FinishReason.STOP if self._scanner.stopped else self.session.finish_reason

@@ -14,23 +14,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from decode_node.gateway.failures import HttpFailure
 
+MAX_CHOICES = 16
+MAX_LOGIT_BIASES = 1_024
+MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 4
+MAX_STOP_TOKENS = 64
 MAX_STOP_CHARACTERS = 1_000
 MAX_SEED_MAGNITUDE = 1 << 63
 
 _COMMON_NO_OPS: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
     "service_tier": ("auto", "default"),
     "store": (False,),
 }
-_COMPLETION_NO_OPS = {**_COMMON_NO_OPS, "best_of": (1,), "echo": (False,), "suffix": ("",)}
+_COMPLETION_NO_OPS = {**_COMMON_NO_OPS, "best_of": (1,), "suffix": ("",)}
 _CHAT_NO_OPS = {
     **_COMMON_NO_OPS,
-    "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "tools": ([],),
@@ -67,8 +65,15 @@ class GenerationRequest(_Request):
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     top_k: Annotated[int, Field(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.1, le=10, allow_inf_nan=False)] | None = None
+    logit_bias: dict[int, float] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     seed: Annotated[int, Field(ge=-MAX_SEED_MAGNITUDE, lt=MAX_SEED_MAGNITUDE)] | None = None
     stop: list[str] | None = None
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_TOKENS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     ignore_eos: bool | None = None
@@ -88,6 +93,20 @@ class GenerationRequest(_Request):
             raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
         return stops
 
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases(cls, value: Any) -> Any:
+        """JSON has strings for keys; the ids stand in them."""
+        if value is None:
+            return None
+        if not isinstance(value, dict) or not all(isinstance(key, str) and key.isascii() and key.isdecimal() for key in value):
+            raise ValueError("must be an object of token ids and numbers")
+        if len(value) > MAX_LOGIT_BIASES:
+            raise ValueError(f"at most {MAX_LOGIT_BIASES} tokens, these are {len(value)}")
+        if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+            raise ValueError("a bias is a number from -100 to 100")
+        return {int(key): float(bias) for key, bias in value.items()}
+
     @model_validator(mode="after")
     def _usage_needs_a_stream(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
@@ -103,12 +122,33 @@ class GenerationRequest(_Request):
         return self.larder is not None and self.larder.return_token_ids
 
     @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
     def longest_answer(self) -> int | None:
         return self.max_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        """None: no logprobs; else how many of the likeliest tokens beside each token's own."""
+        return None
 
 
 class CompletionRequest(GenerationRequest):
     prompt: str | list[int]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    @model_validator(mode="after")
+    def _no_logprobs_of_the_prompt(self) -> CompletionRequest:
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: the prompt's own tokens have none here; leave one of them out")
+        return self
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
 
     @field_validator("prompt", mode="before")
     @classmethod
@@ -165,6 +205,8 @@ class ChatMessage(_Request):
 class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
     def _one_limit(self) -> ChatCompletionRequest:
@@ -172,9 +214,19 @@ class ChatCompletionRequest(GenerationRequest):
             raise ValueError("max_tokens and max_completion_tokens mean the same; give one of them")
         return self
 
+    @model_validator(mode="after")
+    def _top_needs_logprobs(self) -> ChatCompletionRequest:
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is only allowed with logprobs=true")
+        return self
+
     @property
     def longest_answer(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class TokenizeRequest(_Request):

@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from decode_node.gateway.answer import Answer, Delta
+from decode_node.gateway.answer import Delta
 from decode_node.gateway.api import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -24,9 +24,10 @@ from decode_node.gateway.api import (
     parse_completion,
     parse_tokenize,
 )
+from decode_node.gateway.choices import Choices
 from decode_node.gateway.envelope import CLIENT_GONE, Envelope
 from decode_node.gateway.failures import HttpFailure
-from decode_node.gateway.replies import ChatFormat, CompletionFormat, ReplyFormat, event_data
+from decode_node.gateway.replies import ChatFormat, CompletionFormat, ReplyFormat, WholeChoice, event_data
 from decode_node.gateway.responses import Outlet, PartingResponse, WorkResponse
 from decode_node.gateway.service import GatewayService
 from kvstore.errors import LarderError
@@ -141,20 +142,22 @@ class _Door:
         namespace = self._namespace(request)
         parsed = parse(await self._body(request))
         request_id: str = request.state.request_id
-        reply = format_class(
-            id=id_prefix + request_id,
-            model=self._service.model_name,
-            created=int(time.time()),
-            return_token_ids=parsed.return_token_ids,
-        )
 
         async def work(outlet: Outlet) -> None:
-            answer = await self._service.open(parsed, namespace=namespace, request_id=request_id)
-            async with aclosing(answer.deltas()) as deltas:
+            choices = await self._service.open(parsed, namespace=namespace, request_id=request_id)
+            reply = format_class(
+                id=id_prefix + request_id,
+                model=self._service.model_name,
+                created=int(time.time()),
+                return_token_ids=parsed.return_token_ids,
+                token_bytes=self._service.token_bytes,
+                echo=self._service.echo_of(parsed),
+            )
+            async with aclosing(choices.deltas()) as deltas:
                 if parsed.stream:
-                    await _stream(answer, deltas, reply, outlet, include_usage=parsed.include_usage)
+                    await _stream(choices, deltas, reply, outlet, include_usage=parsed.include_usage)
                 else:
-                    await _whole(answer, deltas, reply, outlet)
+                    await _whole(choices, deltas, reply, outlet, count=parsed.choices)
 
         return WorkResponse(work, send_timeout=self._service.config.timeouts.send)
 
@@ -184,31 +187,32 @@ class _Door:
         }
 
 
-async def _whole(answer: Answer, deltas: AsyncGenerator[Delta, None], reply: ReplyFormat, outlet: Outlet) -> None:
-    texts: list[str] = []
-    token_ids: list[int] = []
-    reason = None
-    async for delta in deltas:
-        texts.append(delta.text)
-        token_ids.extend(delta.token_ids)
-        reason = delta.finish_reason
-    assert reason is not None, "the last delta has the finish reason"
-    await outlet.json(200, reply.whole(text="".join(texts), token_ids=token_ids, finish_reason=reason, usage=answer.usage()))
+Deltas = AsyncGenerator[tuple[int, Delta], None]
 
 
-async def _stream(answer: Answer, deltas: AsyncGenerator[Delta, None], reply: ReplyFormat, outlet: Outlet, *, include_usage: bool) -> None:
+async def _whole(choices: Choices, deltas: Deltas, reply: ReplyFormat, outlet: Outlet, *, count: int) -> None:
+    whole = [WholeChoice() for _ in range(count)]
+    async for index, delta in deltas:
+        whole[index].take(delta)
+    await outlet.json(200, reply.whole(whole, usage=choices.usage()))
+
+
+async def _stream(choices: Choices, deltas: Deltas, reply: ReplyFormat, outlet: Outlet, *, include_usage: bool) -> None:
     """The status line waits for the first token: until then a failure still gets its own status."""
-    async for delta in deltas:
+    opened: set[int] = set()
+    async for index, delta in deltas:
         if not outlet.started:
             await outlet.begin_events()
-            opening = reply.opening()
+        if index not in opened:
+            opened.add(index)
+            opening = reply.opening(index)
             if opening is not None:
                 await outlet.event(event_data(opening))
-        piece = reply.piece(delta)
+        piece = reply.piece(index, delta)
         if piece is not None:
             await outlet.event(event_data(piece))
     if include_usage:
-        await outlet.event(event_data(reply.usage_piece(answer.usage())))
+        await outlet.event(event_data(reply.usage_piece(choices.usage())))
     await outlet.end_events()
 
 

@@ -18,6 +18,7 @@ from decode_node.gateway.nodes import (
     GenerateCall,
     GenerateEvent,
     Heartbeat,
+    Logprobs,
     ModelIdentity,
     PrefillLoad,
     PrefillProgress,
@@ -90,10 +91,17 @@ class GrpcDecodeBackend:
                 temperature=call.sampling.temperature,
                 top_k=call.sampling.top_k,
                 top_p=call.sampling.top_p,
+                min_p=call.sampling.min_p,
+                presence_penalty=call.sampling.presence_penalty,
+                frequency_penalty=call.sampling.frequency_penalty,
+                repetition_penalty=call.sampling.repetition_penalty,
+                logit_bias=call.sampling.logit_bias,
                 seed=call.sampling.seed,
             ),
             max_tokens=call.max_tokens,
+            stop_token_ids=call.stop_token_ids,
             ignore_eos=call.ignore_eos,
+            top_logprobs=call.top_logprobs,
         )
         stream = self._stub.Generate(request)
         try:
@@ -105,7 +113,7 @@ class GrpcDecodeBackend:
         async for message in _messages(stream):
             kind = message.WhichOneof("event")
             if kind == "token":
-                yield TokenOut(token_id=message.token.token_id, position=message.token.position)
+                yield TokenOut(token_id=message.token.token_id, position=message.token.position, logprobs=_logprobs(message.token))
             elif kind == "heartbeat":
                 yield Heartbeat()
             elif kind == "prefix_loaded":
@@ -162,6 +170,13 @@ class GrpcStoreBackend:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _logprobs(token: Any) -> Logprobs | None:
+    if not token.HasField("logprobs"):
+        return None
+    found = token.logprobs
+    return Logprobs(logprob=found.logprob, top=tuple(zip(found.top_token_ids, found.top_logprobs, strict=True)))
 
 
 def _channel(address: str) -> Any:

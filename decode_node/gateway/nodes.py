@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
@@ -47,6 +47,13 @@ class Sampling:
     """In (0, 1]; 1: off."""
     seed: int
     """Unsigned, 64 bits."""
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    """1: off."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Token id -> added to its logit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,10 @@ class GenerateCall:
     """Of the whole answer, generated_token_ids included."""
     ignore_eos: bool
     """Go on where the model would end; without it the node ends the answer before the model's own end token."""
+    stop_token_ids: Sequence[int] = ()
+    """End the answer like the model's own end token, ignore_eos or not."""
+    top_logprobs: int | None = None
+    """None: no logprobs; else each token comes with its own and so many of the likeliest."""
 
 
 class FinishReason(StrEnum):
@@ -75,10 +86,22 @@ class PrefixLoaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Logprobs:
+    """Natural logarithms of probabilities as the model gives them."""
+
+    logprob: float
+    """Of the token itself."""
+    top: Sequence[tuple[int, float]]
+    """(token id, logprob), likeliest first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOut:
     token_id: int
     position: int
     """Index in the answer, from 0; tokens of earlier attempts count."""
+    logprobs: Logprobs | None = None
+    """When the call asked for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from decode_node.gateway.answer import Answer, Preparation
 from decode_node.gateway.api import ChatCompletionRequest, CompletionRequest, TokenizeRequest
 from decode_node.gateway.chat import template_messages
+from decode_node.gateway.choices import Choices, seed_of_choice
 from decode_node.gateway.config import GatewayConfig
 from decode_node.gateway.failures import HttpFailure
 from decode_node.gateway.fleet import Fleet, ServedModel
@@ -26,10 +28,11 @@ from kvstore.clock import Clock
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockRef, KeySpace, Namespace
-from kvstore.units import to_seconds
+from kvstore.units import Nanos, to_seconds
 
 logger = logging.getLogger(__name__)
 
+Generation = CompletionRequest | ChatCompletionRequest
 Prompt = CompletionRequest | ChatCompletionRequest | TokenizeRequest
 
 
@@ -81,24 +84,60 @@ class GatewayService:
             failures_in_a_row=config.limits.failures_in_a_row,
         )
 
-    async def open(self, request: CompletionRequest | ChatCompletionRequest, *, namespace: Namespace, request_id: str) -> Answer:
-        """An answer that has not begun. Raises HttpFailure or InvalidRequest for a prompt that cannot be served, Unavailable without a
+    async def open(self, request: Generation, *, namespace: Namespace, request_id: str) -> Choices:
+        """Choices that have not begun. Raises HttpFailure or InvalidRequest for a request that cannot be served, Unavailable without a
         decode node."""
         arrived_at = self._clock.now()
         self.check_model(request.model)
+        self._check_token_ids(request)
         prompt = await self.tokenize(request, namespace=namespace)
-        max_tokens = self._longest_answer(request, prompt)
+        base = SessionRequest(
+            request_id=request_id,
+            namespace=namespace,
+            identity=prompt.served.identity,
+            prompt_token_ids=prompt.token_ids,
+            chain=prompt.chain,
+            sampling=_sampling(request),
+            max_tokens=self._longest_answer(request, prompt),
+            ignore_eos=bool(request.ignore_eos),
+            stop_token_ids=request.stop_token_ids or (),
+            top_logprobs=request.asked_logprobs,
+        )
+
+        def open_answer(index: int, begun: asyncio.Event) -> Answer:
+            async def prepare() -> Preparation:
+                if index == 0:
+                    return await self._prepare(prompt, namespace=namespace, request_id=request_id)
+                await begun.wait()
+                return Preparation()
+
+            sampling = dataclasses.replace(base.sampling, seed=seed_of_choice(base.sampling.seed, index))
+            name = f"{request_id}-c{index}" if index else request_id
+            choice = dataclasses.replace(base, request_id=name, sampling=sampling)
+            return self._answer(choice, prepare, stops=request.stop or (), prompt=prompt, arrived_at=arrived_at)
+
+        return Choices(open_answer, count=request.choices)
+
+    def echo_of(self, request: Generation) -> str:
+        """The prompt's text, if it is to stand before the answer."""
+        if not isinstance(request, CompletionRequest) or not request.echo:
+            return ""
+        return request.prompt if isinstance(request.prompt, str) else self._tokenizer.decode(request.prompt)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokenizer.token_bytes(token_id)
+
+    def _answer(
+        self,
+        request: SessionRequest,
+        prepare: Callable[[], Awaitable[Preparation]],
+        *,
+        stops: Sequence[str],
+        prompt: TokenizedPrompt,
+        arrived_at: Nanos,
+    ) -> Answer:
         session = Session(
-            SessionRequest(
-                request_id=request_id,
-                namespace=namespace,
-                identity=prompt.served.identity,
-                prompt_token_ids=prompt.token_ids,
-                chain=prompt.chain,
-                sampling=_sampling(request),
-                max_tokens=max_tokens,
-                ignore_eos=bool(request.ignore_eos),
-            ),
+            request,
             fleet=self.fleet,
             affinity=self._affinity,
             policy=self.config.routing.policy,
@@ -108,14 +147,22 @@ class GatewayService:
         )
         return Answer(
             session,
-            prepare=lambda: self._prepare(prompt, namespace=namespace, request_id=request_id),
+            prepare=prepare,
             decode=self._tokenizer.decode,
-            stops=request.stop or (),
+            stops=stops,
             block_tokens=prompt.served.block_tokens,
             arrived_at=arrived_at,
             table=self.sessions,
             metrics=self.metrics,
         )
+
+    def _check_token_ids(self, request: Generation) -> None:
+        """Raises HttpFailure for ids in options that the model does not have."""
+        for param, token_ids in (("logit_bias", request.logit_bias or {}), ("stop_token_ids", request.stop_token_ids or ())):
+            wrong = next((token_id for token_id in token_ids if not 0 <= token_id < self._tokenizer.vocab_size), None)
+            if wrong is not None:
+                message = f"{param}: token id {wrong} is unknown; token ids are in [0, {self._tokenizer.vocab_size})"
+                raise HttpFailure.bad_request(message, param=param)
 
     def check_model(self, name: str) -> None:
         if name != self.model_name:
@@ -157,7 +204,7 @@ class GatewayService:
         except TextTooLong:
             raise _prompt_too_long(request, limit=limit, has="far more") from None
 
-    def _longest_answer(self, request: CompletionRequest | ChatCompletionRequest, prompt: TokenizedPrompt) -> int:
+    def _longest_answer(self, request: Generation, prompt: TokenizedPrompt) -> int:
         """Tokens the answer may have. Raises HttpFailure when the context has no room for them."""
         limit, used = prompt.served.max_positions, len(prompt.token_ids)
         if request.longest_answer is None:
@@ -208,12 +255,17 @@ def _prompt_too_long(request: Prompt, *, limit: int, has: str) -> HttpFailure:
     return HttpFailure.bad_request(message, param=_prompt_field(request), code="context_length_exceeded")
 
 
-def _sampling(request: CompletionRequest | ChatCompletionRequest) -> Sampling:
+def _sampling(request: Generation) -> Sampling:
     """OpenAI's defaults. Without a seed one is drawn here, so that a successor node draws the same numbers."""
     greedy = request.top_p == 0  # the smallest set that holds any probability is the likeliest token
     return Sampling(
         temperature=0.0 if greedy else 1.0 if request.temperature is None else request.temperature,
         top_k=max(0, request.top_k or 0),
         top_p=1.0 if greedy or request.top_p is None else request.top_p,
+        min_p=request.min_p or 0.0,
+        presence_penalty=request.presence_penalty or 0.0,
+        frequency_penalty=request.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if request.repetition_penalty is None else request.repetition_penalty,
+        logit_bias=request.logit_bias or {},
         seed=random.getrandbits(64) if request.seed is None else request.seed % (1 << 64),
     )

@@ -49,6 +49,9 @@ class SessionRequest:
     sampling: Sampling
     max_tokens: int
     ignore_eos: bool
+    stop_token_ids: Sequence[int] = ()
+    top_logprobs: int | None = None
+    """None: no logprobs; else so many of the likeliest beside each token's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,7 @@ class Session:
         self._metrics = metrics
         self._clock = clock
 
-    async def tokens(self) -> AsyncGenerator[int, None]:
+    async def tokens(self) -> AsyncGenerator[TokenOut, None]:
         """Yield each token of the answer once, in order; afterwards `finish_reason` is set. Closing it cancels the work everywhere.
 
         Raises InvalidRequest (the node refuses the prompt), Overloaded or Unavailable (no node could serve, or go on with, the answer).
@@ -111,8 +114,8 @@ class Session:
                 tokens_before = len(self.transcript.generated_token_ids)
                 try:
                     async with aclosing(self._attempt(node)) as attempt:
-                        async for token_id in attempt:
-                            yield token_id
+                        async for token in attempt:
+                            yield token
                 except AttemptFailed as failure:
                     if len(self.transcript.generated_token_ids) > tokens_before:
                         failed, failures = [], 0
@@ -128,7 +131,7 @@ class Session:
             self.state = SessionState.ENDED
             self.decode_node = None
 
-    async def _attempt(self, node: DecodeNode) -> AsyncGenerator[int, None]:
+    async def _attempt(self, node: DecodeNode) -> AsyncGenerator[TokenOut, None]:
         request, node_id = self.request, node.member.node_id
         self.state = SessionState.CONNECTING
         self.decode_node = node_id
@@ -141,6 +144,8 @@ class Session:
             sampling=request.sampling,
             max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos,
+            stop_token_ids=request.stop_token_ids,
+            top_logprobs=request.top_logprobs,
         )
         with node.busy():
             async with node.backend.generate(call) as stream:
@@ -152,7 +157,7 @@ class Session:
                             self._affinity.remember(request.chain, node_id)
                         self._take(event)
                         node.on_call_succeeded()
-                        yield event.token_id
+                        yield event
                     elif isinstance(event, FinishedOut):
                         node.on_call_succeeded()
                         self.finish_reason = event.reason

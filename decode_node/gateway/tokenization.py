@@ -20,6 +20,10 @@ class Tokenizer(Protocol):
         """Special tokens left out; bytes that form no character as U+FFFD."""
         ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, perhaps a part of a character."""
+        ...
+
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as the model's template writes it, special tokens included. Raises InvalidRequest when the model has no
         template or its template refuses the messages."""

@@ -19,6 +19,7 @@ from prefill_node.engine.config import EngineConfig
 from prefill_node.engine.measures import Measures
 from prefill_node.engine.pool_tensor import PoolTensor
 from prefill_node.engine.request import (
+    MAX_TOP_LOGPROBS,
     EngineEvent,
     EngineLoad,
     EngineRequest,
@@ -33,7 +34,7 @@ from prefill_node.engine.request import (
     TokenOut,
 )
 from prefill_node.engine.runner import Runner
-from prefill_node.engine.sampler import sample
+from prefill_node.engine.sampler import logprobs, sample
 from prefill_node.engine.scheduler import Scheduler, Span, StepPlan
 from prefill_node.engine.sequence import Sequence, SequenceState
 from prefill_node.model.load import LoadedModel
@@ -205,7 +206,16 @@ class Engine:
             raise InvalidRequest(f"first_output must be from 0 to {tokens}, not {request.first_output}")
         if request.max_new_tokens < 0:
             raise InvalidRequest(f"max_new_tokens must be at least 0, not {request.max_new_tokens}")
-        bad = next((token for token in request.token_ids if not 0 <= token < self._model.vocab_size), None)
+        if request.top_logprobs is not None and not 0 <= request.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise InvalidRequest(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, not {request.top_logprobs}")
+        bad = next(
+            (
+                token
+                for token in (*request.token_ids, *(id for id, _ in request.sampling.logit_bias))
+                if not 0 <= token < self._model.vocab_size
+            ),
+            None,
+        )
         if bad is not None:
             raise InvalidRequest(f"token id {bad} is outside the vocabulary of {self._model.vocab_size}")
 
@@ -332,13 +342,15 @@ class Engine:
     def _emit_token(self, sequence: Sequence, logits: np.ndarray) -> None:
         request = sequence.request
         position = len(sequence.tokens)
-        token_id = sample(logits, request.sampling, position=position)
+        prompt, answer = sequence.tokens[: request.first_output], sequence.tokens[request.first_output :]
+        token_id = sample(logits, request.sampling, position=position, prompt=prompt, answer=answer)
         if token_id in request.stop_token_ids:
             self._end(sequence, FinishedOut(FinishReason.STOP))
             return
         sequence.append(token_id)
         sequence.last_token_ns = self._measures.token(sequence.last_token_ns)
-        self._send(sequence, TokenOut(token_id, position - request.first_output))
+        found = None if request.top_logprobs is None else logprobs(logits, token_id, top=request.top_logprobs)
+        self._send(sequence, TokenOut(token_id, position - request.first_output, found))
         if sequence.generated >= request.max_new_tokens or len(sequence.tokens) >= self.max_tokens:
             self._end(sequence, FinishedOut(FinishReason.LENGTH))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,8 @@ from kvstore.ids import BlockHash, BlockRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How one token is chosen. The draw at a position depends on (seed, position) alone."""
+    """How one token is chosen from the logits, the prompt and the answer so far. The draw at a position depends on (seed, position)
+    alone. Raises InvalidRequest for what is out of range."""
 
     temperature: float = 0.0
     """0: greedy, the most likely token, the smallest id of equals."""
@@ -23,15 +25,43 @@ class SamplingParams:
     """0: off."""
     top_p: float = 1.0
     """0 or 1: off."""
+    min_p: float = 0.0
+    """Tokens less likely than this share of the likeliest one are left out. 0: off."""
+    presence_penalty: float = 0.0
+    """Taken once from the logit of each token of the answer so far."""
+    frequency_penalty: float = 0.0
+    """Taken as often as the token stands in the answer so far."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens of the prompt and the answer so far are divided by it when positive, else multiplied. 1: off."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, added to its logit), first of all."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise InvalidRequest(f"temperature must be from 0 to 100, not {self.temperature}")
+        for key, low, high in _RANGES:
+            if not low <= getattr(self, key) <= high:
+                raise InvalidRequest(f"{key} must be from {low:g} to {high:g}, not {getattr(self, key)}")
         if self.top_k < 0:
             raise InvalidRequest(f"top_k must be at least 0, not {self.top_k}")
-        if not 0.0 <= self.top_p <= 1.0:
-            raise InvalidRequest(f"top_p must be from 0 to 1, not {self.top_p}")
+        for token_id, bias in self.logit_bias:
+            if not math.isfinite(bias):
+                raise InvalidRequest(f"logit_bias of token {token_id} must be finite, not {bias}")
+
+    @property
+    def penalizes(self) -> bool:
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0 or self.repetition_penalty != 1.0
+
+
+_RANGES = (
+    ("temperature", 0.0, 100.0),
+    ("top_p", 0.0, 1.0),
+    ("min_p", 0.0, 1.0),
+    ("presence_penalty", -100.0, 100.0),
+    ("frequency_penalty", -100.0, 100.0),
+    ("repetition_penalty", 0.01, 100.0),
+)
+
+MAX_TOP_LOGPROBS = 20
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +89,8 @@ class EngineRequest:
     """0: prefill only. The full blocks are computed and sealed, nothing is generated."""
     prefix: PinnedPrefix | None = None
     sampling: SamplingParams = SamplingParams()
+    top_logprobs: int | None = None
+    """None: no logprobs; else each token comes with its own and so many of the likeliest."""
     stop_token_ids: frozenset[int] = frozenset()
     """Generating one of these ends the answer; it is not part of it. The caller adds the model's eos ids, or not (ignore_eos)."""
     priority: int = 0
@@ -79,10 +111,22 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of probabilities as the model gives them, before temperature, penalties, bias and cuts."""
+
+    logprob: float
+    """Of the token itself."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob), likeliest first, equals by id."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenOut:
     token_id: int
     position: int
     """Index in the answer, from 0; tokens handed in as the answer so far count."""
+    logprobs: Logprobs | None = None
+    """When the request asks for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -14,6 +15,11 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from kvstore.errors import ConfigError, InvalidRequest
 
+_SPACE = "\u2581"
+"""How SentencePiece writes a space."""
+_BYTE_PIECE = re.compile(r"<0x[0-9A-F]{2}>")
+"""How it writes a byte for which it has no piece."""
+
 
 class Tokenizer:
     """Thread-safe; every method is a pure function of its arguments."""
@@ -21,6 +27,9 @@ class Tokenizer:
     def __init__(self, fast: FastTokenizer, *, chat_template: str | None, special: Mapping[str, str]) -> None:
         self._fast = fast
         self._special = dict(special)
+        # The decoder has no other word for what it is.
+        by_letters = fast.decoder is not None and b"ByteLevel" in fast.decoder.__getstate__()
+        self._byte_of = _bytes_of_letters() if by_letters else None
         self._template = None
         if chat_template is not None:
             environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
@@ -44,6 +53,17 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Bytes that form no whole character decode to U+FFFD: wait for more tokens before showing the end of such a text."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token stands for, special tokens by their names; perhaps a part of a character. Empty for an unknown id."""
+        piece = self._fast.id_to_token(token_id)
+        if piece is None:
+            return b""
+        if self._byte_of is not None and all(letter in self._byte_of for letter in piece):
+            return bytes(self._byte_of[letter] for letter in piece)
+        if _BYTE_PIECE.fullmatch(piece):
+            return bytes([int(piece[3:5], 16)])
+        return str(piece).replace(_SPACE, " ").encode()
 
     def token_to_id(self, token: str) -> int | None:
         found = self._fast.token_to_id(token)
@@ -101,6 +121,16 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             special[key] = value
     return special
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """The letters in which byte-level vocabularies are written: printable bytes as themselves, the others from U+0100 on.
+
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019 (bytes_to_unicode in its code).
+    """
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + number): byte for number, byte in enumerate(others)}
 
 
 def _refuse(message: str) -> None:

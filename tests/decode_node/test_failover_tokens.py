@@ -14,10 +14,14 @@ from prefill_node.engine.request import SamplingParams
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=11)
+PENALIZED = SamplingParams(
+    temperature=0.7, min_p=0.02, presence_penalty=0.5, frequency_penalty=0.6, repetition_penalty=1.3, logit_bias=((7, 3.0),), seed=12
+)
+"""What it takes off depends on prompt and answer so far: the successor must count what its predecessor drew."""
 ANSWER = 20
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, PENALIZED], ids=["greedy", "sampled", "penalized"])
 def test_a_successor_goes_on_with_equal_tokens_at_every_cut(
     cluster: Callable[..., Any], idle: Callable[..., Any], sampling: SamplingParams, seed: int
 ) -> None:

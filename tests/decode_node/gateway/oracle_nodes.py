@@ -36,6 +36,16 @@ def oracle_token(prompt: Sequence[int], seed: int, position: int) -> int:
     return 97 + digest[0] % 26
 
 
+def oracle_logprobs(request: decode_pb2.GenerateRequest, token_id: int, position: int) -> decode_pb2.Logprobs | None:
+    """A function of the position alone, exact in float32; the likeliest are the token and those after it."""
+    if not request.HasField("top_logprobs"):
+        return None
+    top = range(request.top_logprobs)
+    return decode_pb2.Logprobs(
+        logprob=-position / 8, top_token_ids=[token_id + i for i in top], top_logprobs=[-position / 8 - i for i in top]
+    )
+
+
 def streaming(method: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., AsyncIterator[Any]]:
     """A LarderError of a servicer's generator becomes its status code."""
 
@@ -196,7 +206,9 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             if self.skip_at is not None and position >= self.skip_at:
                 sent = position + 1
             token_id = oracle_token(prompt, request.sampling.seed, sent) if self.script is None else self.script[sent]
-            yield decode_pb2.GenerateEvent(token=decode_pb2.Token(token_id=token_id, position=sent))
+            yield decode_pb2.GenerateEvent(
+                token=decode_pb2.Token(token_id=token_id, position=sent, logprobs=oracle_logprobs(request, token_id, sent))
+            )
         yield decode_pb2.GenerateEvent(finished=decode_pb2.Finished(reason=decode_pb2.FINISH_REASON_LENGTH))
 
     async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:

@@ -37,8 +37,7 @@ def test_another_prompt_is_refused_by_name(prompt: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2), ("n", True), ("best_of", 3), ("logprobs", 5), ("logprobs", 0), ("echo", True), ("suffix", "x"), ("presence_penalty", 0.5),
-        ("frequency_penalty", -1), ("logit_bias", {"5": 1}),
+        ("best_of", 3), ("suffix", "x"), ("service_tier", "flex"), ("store", True),
     ],
 )  # fmt: skip
 def test_an_option_that_is_not_supported_is_refused_with_what_is(field: str, value: Any) -> None:
@@ -49,7 +48,7 @@ def test_an_option_that_is_not_supported_is_refused_with_what_is(field: str, val
 
 def test_options_at_their_defaults_are_accepted() -> None:
     completion(
-        n=1, best_of=1, logprobs=None, echo=False, suffix=None, presence_penalty=0, frequency_penalty=0.0, logit_bias={}, user="me",
+        n=None, best_of=1, logprobs=None, echo=False, suffix=None, presence_penalty=0, frequency_penalty=None, logit_bias={}, user="me",
         stream_options=None, service_tier="auto", metadata={"a": "b"},
     )  # fmt: skip
     chat(
@@ -79,7 +78,12 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
         ("temperature", 2.1), ("temperature", "hot"), ("temperature", float("nan")), ("top_p", 1.1), ("top_p", -1), ("top_k", 1.5),
         ("top_k", -2), ("seed", 1.5), ("seed", 1 << 64), ("stream", "yes"), ("stream", 1), ("stop", 5), ("stop", [1]), ("stop", [""]),
         ("stop", ""), ("stop", ["a", "b", "c", "d", "e"]), ("stop", "x" * 1001), ("ignore_eos", "no"), ("model", 5),
-        ("larder", {"nope": 1}),
+        ("larder", {"nope": 1}), ("n", 0), ("n", 17), ("n", True), ("min_p", 1.1), ("min_p", -0.1), ("presence_penalty", 2.1),
+        ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", 11), ("logit_bias", [1]), ("logit_bias", {"x": 1}),
+        ("logit_bias", {"-1": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"5": True}),
+        ("logit_bias", dict.fromkeys(map(str, range(1025)), 1)),
+        ("logprobs", 21), ("logprobs", -1), ("logprobs", True), ("echo", "yes"), ("stop_token_ids", [-1]), ("stop_token_ids", 5),
+        ("stop_token_ids", [0] * 65),
     ],
 )  # fmt: skip
 def test_a_wrong_type_or_range_is_refused_by_name(field: str, value: Any) -> None:
@@ -88,6 +92,30 @@ def test_a_wrong_type_or_range_is_refused_by_name(field: str, value: Any) -> Non
     assert failure.value.status == 400
     assert failure.value.param is not None
     assert failure.value.param.split(".")[0] == field
+
+
+def test_sampling_options_are_taken_as_they_are() -> None:
+    asked = completion(n=3, min_p=0.1, presence_penalty=-2, frequency_penalty=2, repetition_penalty=1.2, stop_token_ids=[7], logprobs=5)
+    assert (asked.choices, asked.min_p, asked.repetition_penalty, asked.stop_token_ids, asked.asked_logprobs) == (3, 0.1, 1.2, [7], 5)
+    assert completion(logit_bias={"50": -100, "7": 0.5}).logit_bias == {50: -100.0, 7: 0.5}
+    assert completion().choices == 1
+
+
+def test_logprobs_of_a_chat_are_a_switch_and_a_number() -> None:
+    assert chat().asked_logprobs is None
+    assert chat(logprobs=False, top_logprobs=0).asked_logprobs is None
+    assert chat(logprobs=True).asked_logprobs == 0
+    assert chat(logprobs=True, top_logprobs=20).asked_logprobs == 20
+    with pytest.raises(HttpFailure, match="only allowed with logprobs=true"):
+        chat(top_logprobs=5)
+    with pytest.raises(HttpFailure, match="top_logprobs"):
+        chat(logprobs=True, top_logprobs=21)
+
+
+def test_an_echo_with_logprobs_is_refused_with_the_reason() -> None:
+    assert completion(echo=True).echo
+    with pytest.raises(HttpFailure, match="echo with logprobs is not supported"):
+        completion(echo=True, logprobs=0)
 
 
 def test_a_missing_field_is_named() -> None:

@@ -109,7 +109,7 @@ def test_the_openai_client_completes_and_chats_whole_and_streaming(serving) -> N
             with pytest.raises(openai.NotFoundError, match="does not exist"):
                 await client.completions.create(model="gpt-9", prompt="hello")
             with pytest.raises(openai.BadRequestError, match="not supported"):
-                await client.completions.create(model="oracle", prompt="hello", n=2)
+                await client.completions.create(model="oracle", prompt="hello", suffix="!")
 
     serving(scenario)
 
@@ -148,7 +148,10 @@ def test_what_the_node_is_asked_for(serving) -> None:
         await kitchen.complete("x", temperature=0, top_k=5, top_p=0.5, seed=-1, ignore_eos=True, max_tokens=3)
         await kitchen.complete("x", seed=None, max_tokens=None)
         await kitchen.complete("x", seed=None, top_p=0, top_k=-1)
-        first, second, third = (request for node in kitchen.decode for request in node.requests)
+        await kitchen.complete(
+            "x", min_p=0.25, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.5, logit_bias={"5": 2}, stop_token_ids=[9]
+        )
+        first, second, third, fourth = (request for node in kitchen.decode for request in node.requests)
         sampling = first.sampling
         assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.0, 5, 0.5, 2**64 - 1)
         assert (first.ignore_eos, first.max_tokens, first.namespace) == (True, 3, "default")
@@ -156,6 +159,10 @@ def test_what_the_node_is_asked_for(serving) -> None:
         assert second.max_tokens == 511
         assert second.sampling.seed != third.sampling.seed
         assert (third.sampling.temperature, third.sampling.top_k) == (0.0, 0)
+        assert (third.sampling.min_p, third.sampling.repetition_penalty, third.HasField("top_logprobs")) == (0.0, 1.0, False)
+        asked = fourth.sampling
+        assert (asked.min_p, asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0.25, 0.5, -1.0, 1.5)
+        assert (dict(asked.logit_bias), list(fourth.stop_token_ids)) == ({5: 2.0}, [9])
 
     serving(scenario, decode_nodes=1)
 
@@ -178,6 +185,9 @@ BAD_INPUT = [
     ("POST", "/v1/completions", {"model": "oracle", "prompt": "x" * 512}, 400, "context_length_exceeded", "512 tokens"),
     ("POST", "/v1/completions", {"model": "oracle", "prompt": "x" * 500, "max_tokens": 13}, 400, "context_length_exceeded", "513"),
     ("POST", "/v1/completions", {"model": "oracle", "prompt": "x", "max_tokens": 512}, 400, "context_length_exceeded", "512"),
+    ("POST", "/v1/completions", {"model": "oracle", "prompt": "x", "logit_bias": {"256": 1}}, 400, None, "[0, 256)"),
+    ("POST", "/v1/completions", {"model": "oracle", "prompt": "x", "stop_token_ids": [256]}, 400, None, "[0, 256)"),
+    ("POST", "/v1/completions", {"model": "oracle", "prompt": [256], "echo": True}, 400, None, "[0, 256)"),
     ("POST", "/v1/completions", {"model": "oracle", "prompt": "x", "foo": 1}, 400, "unknown_parameter", "'foo'"),
     ("POST", "/v1/completions", {"model": "oracle"}, 400, "missing_required_parameter", "'prompt'"),
     ("POST", "/v1/completions", [1], 400, "invalid_json", "object"),

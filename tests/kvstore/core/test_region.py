@@ -3,12 +3,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvstore.core.copies import Copy, CopyEvent, CopyState
 from kvstore.core.index import Entry
 from kvstore.core.manifest import encode_footer
-from kvstore.core.region import TRANSITIONS, RegionState, RegionTable
-from kvstore.ids import Generation
+from kvstore.core.region import TRANSITIONS, RegionEvent, RegionState, RegionTable, record_of
+from kvstore.ids import BlockHash, BlockRef, Generation, KeySpace, LayoutFingerprint, Namespace
 
 PAGE = 4096
 
@@ -118,3 +121,165 @@ def test_each_use_of_a_region_has_its_own_nonce_and_sequence() -> None:
 def test_a_payload_larger_than_a_region_never_fits(space) -> None:
     assert table().fits_a_region(space, 13 * PAGE)
     assert not table().fits_a_region(space, 14 * PAGE)
+
+
+class RegionsAgainstAList(RuleBasedStateMachine):
+    """The model: of each region its state, how far it is written, and the records in it, each with what became of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages = 12
+        self.regions = table(count=4, pages=self.pages)
+        self.space = KeySpace(Namespace("n"), LayoutFingerprint(b"l" * 32))
+        self.free = [0, 1, 2, 3]  # longest free first
+        self.open: int | None = None
+        self.state = dict.fromkeys(range(4), RegionState.FREE)
+        self.end = dict.fromkeys(range(4), 0)  # pages
+        self.writing: list[tuple[Entry, Copy]] = []
+        self.live: list[tuple[Entry, Copy]] = []
+        self.unfreed: list[tuple[Entry, Copy]] = []
+        self.dead: list[tuple[int, bytes, int]] = []  # (region, hash, offset)
+        self.sequences: list[int] = []
+        self.generation = 0
+
+    def of(self, copies: list[tuple[Entry, Copy]], number: int) -> list[tuple[Entry, Copy]]:
+        return [(entry, copy) for entry, copy in copies if copy.region == number]
+
+    def seal_if_written(self, number: int) -> None:
+        if self.state[number] is RegionState.FULL and not self.of(self.writing, number):
+            self.state[number] = RegionState.SEALED
+
+    @rule(last_resort=st.booleans(), ok=st.sampled_from([True, True, True, False]))
+    def open_one(self, last_resort: bool, ok: bool) -> None:
+        region = self.regions.choose_to_open(last_resort=last_resort)
+        if self.open is not None or len(self.free) <= (0 if last_resort else 1):
+            assert region is None
+            return
+        assert region is not None
+        assert region.number == self.free.pop(0)
+        assert region.state is RegionState.OPENING
+        assert not self.regions.has_room(self.space, 1), "its header is not down yet"
+        assert region.header.sequence > max(self.sequences, default=0)
+        self.sequences.append(region.header.sequence)
+        self.regions.opened(region, ok=ok)
+        if ok:
+            self.open = region.number
+            self.state[region.number], self.end[region.number] = RegionState.OPEN, 1
+        else:
+            self.free.append(region.number)
+
+    @rule(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), which=st.integers(0, 3))
+    def allocate_some(self, sizes: list[int], which: int) -> None:
+        for pages in sizes:
+            self.allocate(pages, which)
+
+    def allocate(self, pages: int, which: int) -> None:
+        fits = self.open is not None and self.end[self.open] + 1 + pages + 1 <= self.pages  # header, payload; a page for the footer
+        assert self.regions.has_room(self.space, pages * PAGE) == fits
+        if not fits:
+            return
+        self.generation += 1
+        hashed = BlockHash(bytes([which]) * 32)
+        entry = Entry(
+            key_space=self.space, block=BlockRef(hash=hashed, parent=hashed, stripe=hashed, index=0), length=pages * PAGE, checksum=1
+        )
+        copy = Copy(self.regions.allocate(self.space, pages * PAGE, generation=Generation(self.generation)), CopyState.WRITING)
+        assert copy.region == self.open
+        assert copy.offset == (self.end[self.open] + 1) * PAGE, "front to back"
+        self.end[self.open] += 1 + pages
+        self.writing.append((entry, copy))
+
+    @precondition(lambda self: self.writing)
+    @rule(pick=st.integers(0, 99), ok=st.booleans())
+    def end_write(self, pick: int, ok: bool) -> None:
+        entry, copy = self.writing.pop(pick % len(self.writing))
+        copy.on(CopyEvent.FILLED if ok else CopyEvent.FILL_FAILED)
+        if ok:
+            self.regions.add_live(copy, entry)
+            self.live.append((entry, copy))
+        self.regions.write_ended(copy)
+        if not ok:
+            self.regions.add_dead(record_of(entry, copy), region=copy.region)
+            self.dead.append((copy.region, entry.hash, copy.offset))
+            self.regions.freed(copy.region)
+        self.seal_if_written(copy.region)
+
+    @rule()
+    def fill(self) -> None:
+        self.regions.fill()
+        if self.open is not None:
+            self.state[self.open] = RegionState.FULL
+            self.seal_if_written(self.open)
+            self.open = None
+
+    @precondition(lambda self: self.live)
+    @rule(pick=st.integers(0, 99))
+    def die(self, pick: int) -> None:
+        """Unlisted, but somebody still reads it."""
+        entry, copy = self.live.pop(pick % len(self.live))
+        self.regions.remove_live(copy)
+        self.unfreed.append((entry, copy))
+        self.dead.append((copy.region, entry.hash, copy.offset))
+
+    @precondition(lambda self: self.unfreed)
+    @rule(pick=st.integers(0, 99))
+    def free_one(self, pick: int) -> None:
+        _, copy = self.unfreed.pop(pick % len(self.unfreed))
+        self.regions.freed(copy.region)
+
+    @rule(share=st.sampled_from([0.1, 0.5, 0.9]))
+    def choose_victim(self, share: float) -> None:
+        def dead_pages(number: int) -> int:
+            return self.end[number] - 1 - sum(1 + copy.length // PAGE for _, copy in self.of(self.live, number))
+
+        sealed = [number for number in range(4) if self.state[number] is RegionState.SEALED]
+        best = max(sealed, key=lambda number: (dead_pages(number), -number), default=None)
+        worth = best is not None and dead_pages(best) > 0 and dead_pages(best) >= share * (self.end[best] - 1)
+        victim = self.regions.choose_victim(min_dead_share=share)
+        assert (victim is not None) == worth
+        if victim is not None:
+            assert victim.number == best
+            self.state[best] = RegionState.EMPTYING
+
+    @rule(number=st.integers(0, 3), ok=st.sampled_from([True, True, False]))
+    def drop(self, number: int, ok: bool) -> None:
+        """What the region writer does with one that is empty."""
+        region = self.regions[number]
+        empty = not self.of(self.live, number) and not self.of(self.unfreed, number)
+        assert (not region.live and region.unfreed == 0) == (empty and not self.of(self.writing, number))
+        if self.state[number] is not RegionState.EMPTYING or not empty:
+            return
+        region.on(RegionEvent.EMPTIED)
+        self.regions.dropped(region, ok=ok)
+        self.state[number] = RegionState.FREE if ok else RegionState.SEALED
+        if ok:
+            self.free.append(number)
+            self.dead = [record for record in self.dead if record[0] != number]
+
+    @rule(which=st.integers(0, 3))
+    def take_dead(self, which: int) -> None:
+        hashed = BlockHash(bytes([which]) * 32)
+        other = KeySpace(Namespace("other"), self.space.layout)
+        assert self.regions.take_dead(other, hashed) == []
+        found = self.regions.take_dead(self.space, hashed)
+        expected = sorted((number, offset) for number, block, offset in self.dead if block == hashed)
+        assert sorted((region.number, record.offset) for region, record in found) == expected
+        self.dead = [record for record in self.dead if record[1] != hashed]
+
+    @invariant()
+    def it_is_as_the_model_says(self) -> None:
+        assert [region.state for region in self.regions] == list(self.state.values())
+        assert self.regions.free_regions == len(self.free)
+        assert self.regions.sealed_regions == list(self.state.values()).count(RegionState.SEALED)
+        assert (None if self.regions.open is None else self.regions.open.number) == self.open
+        assert self.regions.live_bytes == sum(PAGE + copy.length for _, copy in self.live)
+        for number, region in enumerate(self.regions):
+            live = self.of(self.live, number)
+            assert region.live_bytes == sum(PAGE + copy.length for _, copy in live)
+            assert [record.offset for record in self.regions.footer_records(region)] == sorted(copy.offset for _, copy in live)
+            emptying = self.state[number] is RegionState.EMPTYING
+            assert not (emptying and live) or self.regions.reclaim_under_way
+
+
+RegionsAgainstAList.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+TestRegionsAgainstAList = RegionsAgainstAList.TestCase

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,14 +12,20 @@ import urllib.request
 
 import pytest
 
+from kvstore.codec.checksum import payload_checksum
+from kvstore.core.recovered import newest_records
+from kvstore.core.recovery import recover_region
+from kvstore.core.region import record_bytes
 from kvstore.core.view import MemberState
 from kvstore.errors import LarderError
 from kvstore.registry.redis_registry import RedisRegistry
 from kvstore.registry.redis_server import EmbeddedRedis
 from kvstore.rpc.admin_stub import AdminStub
-from kvstore.units import seconds
+from kvstore.rpc.store_stub import WrittenChunk
+from kvstore.units import Bytes, seconds
 
 SOON = seconds(20)
+KILL_ROUNDS = int(os.environ.get("LARDER_KILL_ROUNDS", "3"))
 
 
 @pytest.fixture(scope="module")
@@ -100,35 +107,88 @@ def test_after_a_kill_9_everything_that_was_on_the_ssd_is_found_and_right(proces
     assert all(found[number] >= on_ssd[number] for number in on_ssd)
 
 
-def test_a_kill_9_in_the_middle_of_puts_leaves_nothing_listed_that_cannot_be_read(process, chain, connect):
-    async def put_until_killed(address, popen):
-        client = connect(address)
-        asyncio.get_running_loop().call_later(0.4, popen.kill)
-        number = 0
+def test_killed_again_and_again_at_random_moments_a_node_keeps_what_was_on_its_ssd(process, chain, connect, tmp_path, seed):
+    """Puts and deletes until a kill -9 at any moment, restart, the same again. `LARDER_KILL_ROUNDS=100` goes on for longer."""
+    rng = random.Random(seed)
+    put, durable, deleted, deleting = {}, set(), set(), set()
+
+    async def write_until_killed(popen, client, admin):
+        steps_left = rng.randint(4, 24)  # by progress and not by the clock: a slow machine must not kill an idle node
         with contextlib.suppress(LarderError):
+            [half, _] = await client.reserve(chain(f"open-{len(put)}", 2))  # an open put, half written, at every kill
+            await client.stub.write_payloads(_chunks([(half.write_token, bytes(10_000))]), timeout=SOON)
             while True:
-                await client.store(chain(f"c{number}", 8))
-                number += 1
-        await client.close()
-        return number
+                steps_left -= 1
+                if steps_left == 0:
+                    asyncio.get_running_loop().call_later(rng.uniform(0, 0.03), popen.kill)
+                refs = chain(f"c{len(put)}", 8)
+                put.update({ref.hash: ref for ref in refs})
+                await client.store(refs)
+                known = [ref for ref in list(put.values())[-80:] if ref.hash not in deleting]
+                for ref, report in zip(known, await admin.locate(client.key_space, known, timeout=SOON), strict=True):
+                    if "ssd" in report.tiers:
+                        durable.add(ref.hash)
+                if rng.random() < 0.2:
+                    victims = rng.sample(known, 2)
+                    deleting.update(ref.hash for ref in victims)
+                    gone = await client.stub.delete(client.key_space, victims, timeout=SOON)
+                    deleted.update(ref.hash for ref, done in zip(victims, gone, strict=True) if done)
 
-    async def check(address, chains):
+    async def check(client, admin, on_medium):
+        """Right after a restart."""
+        refs = list(put.values())
+        status = await admin.status(timeout=SOON)
+        ssd = next(tier for tier in status.tiers if tier.tier == "ssd")
+        assert (ssd.copies, ssd.used_bytes) == on_medium, "what it counts is not what lies on the medium"
+        assert (status.leases, status.reservations) == (0, 0)
+        present = await client.stub.probe_prefix(client.key_space, refs, timeout=SOON)
+        listed = [ref for ref, here in zip(refs, present, strict=True) if here]
+        for start in range(0, len(listed), 64):
+            each_alone = [ref._replace(stripe=ref.hash) for ref in listed[start : start + 64]]
+            assert await client.get(each_alone) == len(each_alone), "listed and not readable"
+        assert not {ref.hash for ref in listed} & deleted, "a deleted block came back"
+        kept = durable - deleting
+        assert len(kept & {ref.hash for ref in listed}) >= 0.99 * len(kept)
+
+    async def one_round(popen, address, on_medium):
         client = connect(address)
-        found = 0
-        for number in range(chains):
-            refs = chain(f"c{number}", 8)
-            listed = await client.stub.probe_prefix(client.key_space, refs, timeout=SOON)
-            for ref, present in zip(refs, listed, strict=True):
-                if present:
-                    assert await client.get([ref]) == 1
-                    found += 1
+        admin = AdminStub(client.channel)
+        await check(client, admin, on_medium)
+        if popen is not None:
+            await write_until_killed(popen, client, admin)
         await client.close()
-        return found
 
-    with process(ssd=True) as (popen, addresses):
-        chains = asyncio.run(put_until_killed(addresses["rpc"], popen))
-    with process(ssd=True) as (popen, addresses):
-        assert asyncio.run(check(addresses["rpc"], chains)) > 0
+    on_medium = (0, 0)
+    keys = {"demote_above": "0.0", "ssd_capacity": f"{max(32, 16 * KILL_ROUNDS)}MiB", "scrub_rate": "0"}
+    for _ in range(KILL_ROUNDS):
+        with process(ssd=True, **keys) as (popen, addresses):
+            asyncio.run(one_round(popen, addresses["rpc"], on_medium))
+        on_medium = _records_on(tmp_path / "ssd")
+    assert len(durable) > 20, "the kills came too early to show anything"
+    assert deleting
+    with process(ssd=True, **keys) as (_, addresses):
+        asyncio.run(one_round(None, addresses["rpc"], on_medium))
+
+
+def _chunks(payloads):
+    return (WrittenChunk(token, Bytes(0), data) for token, data in payloads)
+
+
+def _records_on(folder):
+    """(live records, bytes that they take) by the region files alone, while no node runs."""
+    regions = []
+    for path in sorted(folder.glob("region-*")):
+        data = path.read_bytes()
+        found = recover_region(
+            lambda offset, length, data=data: data[offset : offset + length],
+            lambda record, data=data: payload_checksum(data[record.offset : record.offset + record.length]) == record.checksum,
+            region=int(path.name[-6:]),
+            region_bytes=len(data),
+        )
+        if found is not None:
+            regions.append(found)
+    live, _ = newest_records(regions)
+    return len(live), sum(record_bytes(record.length) for _, record in live)
 
 
 def test_a_sigterm_saves_the_hot_blocks_and_says_so_in_the_registry(process, chain, connect, redis):
