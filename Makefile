@@ -56,7 +56,7 @@ format: $(READY)
 	@$(PY) -m ruff format .
 
 sim: $(READY)
-	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(ARGS)
+	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(if $(SEEDS),--numprocesses auto) $(ARGS)
 
 # Takes about four minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
 bench: $(READY)

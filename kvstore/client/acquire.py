@@ -32,6 +32,9 @@ class PrefixSearch(Generic[Found]):
         for position, ref in enumerate(chain):
             self._stripes.setdefault(ref.stripe, []).append(position)
         self._asked: dict[StripeId, set[NodeId]] = {stripe: set() for stripe in self._stripes}
+        self._broke: dict[StripeId, dict[NodeId, int]] = {stripe: {} for stripe in self._stripes}
+        """Where the run of a node that was asked ended: what it has behind that hole it did not say."""
+        self._asking: dict[int, NodeId] = {}
 
     @property
     def run_length(self) -> int:
@@ -45,22 +48,39 @@ class PrefixSearch(Generic[Found]):
             missing = [position for position in positions if self.found[position] is None]
             if not missing:
                 continue
-            node_id = self._router.next_reader(stripe, asked=self._asked[stripe])
+            node_id = self._router.next_reader(stripe, asked=self._asked[stripe]) or self._one_that_may_have_more(stripe)
             if node_id is None:
                 break
             self._asked[stripe].add(node_id)
+            self._broke[stripe].pop(node_id, None)
             asks.setdefault(node_id, []).extend(missing)
+            self._asking.update(dict.fromkeys(missing, node_id))
         return asks
 
     def note(self, positions: Sequence[int], answers: Sequence[Found | None]) -> None:
         for position, answer in zip(positions, answers, strict=True):
             self.found[position] = answer
+            if answer is None:
+                self._broke[self._chain[position].stripe].setdefault(self._asking[position], position)
+
+    def _one_that_may_have_more(self, stripe: StripeId) -> NodeId | None:
+        """A node that was asked, whose hole another node has filled since. Each time a hole less is left, so this ends."""
+        return next(
+            (
+                node_id
+                for node_id, position in self._broke[stripe].items()
+                if self.found[position] is not None and self._router.usable(node_id)
+            ),
+            None,
+        )
 
 
 async def find_prefix(chain: Sequence[BlockRef], router: Router, ask: AskNode[Found]) -> PrefixSearch[Found]:
     """Ask until the longest run is known. A node that fails counts as one that has nothing.
 
-    Cost: one round trip when the first replicas have all, one more per replica that lacks something.
+    A node gives of each stripe the leading run of what it is asked for. So one whose hole another node fills is asked again for the rest.
+
+    Cost: one round trip when the first replicas have all, one more per replica that lacks something and per hole that is filled.
     """
     search: PrefixSearch[Found] = PrefixSearch(chain, router)
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from kvstore.core.extent import Tier
 from kvstore.ids import BlockRef, NodeId
+from kvstore.units import Nanos
 
 
 class Acknowledge(StrEnum):
@@ -33,6 +34,9 @@ class BlockPut:
     ref: BlockRef
     payload: bytes | memoryview
     """What the codec made of the block. `put` copies it at the call unless it is `bytes`, so the caller may reuse its memory."""
+    ttl: Nanos | None = None
+    """How long the block shall live; 0: until it is evicted; None: as the nodes are configured for the namespace. Put again, it lives as
+    long as the longest of its puts asked for."""
 
 
 class PutOutcome(StrEnum):

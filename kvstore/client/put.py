@@ -14,11 +14,11 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, KeySpace, NodeId
 from kvstore.transport import PayloadWrite, Ticket
-from kvstore.units import Bytes, Nanos, to_seconds
+from kvstore.units import Nanos, to_seconds
 
 _COMMITS_WORTH_A_RETRY = 2
 """A reservation that ran out, or bytes that changed on the way, are tried once more; then it is the machine, not chance."""
@@ -81,7 +81,7 @@ def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgre
     for put in puts:
         if put.ref.hash not in seen:
             payload = bytes(put.payload)  # no copy of what is `bytes` already
-            seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload))
+            seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload), put.ttl)
     return PutProgress([seen[put.ref.hash] for put in puts], replicas_needed)
 
 
@@ -143,7 +143,9 @@ class _NodePut:
         grants = await self._nodes.call(
             self._node_id,
             lambda stub: stub.reserve(
-                self._key_space, [(block.ref, Bytes(len(block.payload))) for block in blocks], timeout=self._config.rpc_timeout
+                self._key_space,
+                [ReserveItem(block.ref, len(block.payload), block.ttl) for block in blocks],
+                timeout=self._config.rpc_timeout,
             ),
         )
         granted: dict[BlockProgress, PayloadWrite] = {}

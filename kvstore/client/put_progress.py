@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvstore.client.answers import PutOutcome
 from kvstore.ids import BlockRef
+from kvstore.units import Nanos
 
 
 @dataclass(slots=True, eq=False)
@@ -16,6 +17,7 @@ class BlockProgress:
     ref: BlockRef
     payload: bytes
     checksum: int
+    ttl: Nanos | None = None
     outstanding: int = 0
     stored: int = 0
     existed: int = 0

@@ -50,6 +50,8 @@ class ReserveItem(NamedTuple):
     block: BlockRef
     payload_bytes: int
     """Exact size of the payload that will come."""
+    ttl: Nanos | None = None
+    """From its listing on; 0: no end; None: what the namespace has by configuration. At most MAX_TTL."""
 
 
 class ReserveGrant(NamedTuple):
@@ -389,6 +391,8 @@ class OwnedBlock(NamedTuple):
     payload_bytes: int
     checksum: int
     tiers: tuple[Tier, ...]
+    ttl: Nanos
+    """What is left of its life; 0: no end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -499,6 +503,8 @@ class RecoveredRecord(NamedTuple):
     length: int
     checksum: int
     generation: int
+    expires_at: int = 0
+    """By the time of day, in nanoseconds since 1970; 0: never."""
 
 
 class RecoveredRegion(NamedTuple):
@@ -546,6 +552,7 @@ class NoteKind(StrEnum):
     PROMOTED = "promoted"
     RELOCATED = "relocated"
     EVICTED = "evicted"
+    EXPIRED = "expired"
     DELETED = "deleted"
     QUARANTINED = "quarantined"
     RECOVERED = "recovered"

@@ -51,12 +51,14 @@ class Gets:
         self._readings: dict[OperationId, _Reading] = {}  # by age, so by deadline
 
     def probe(self, event: ProbeRequested) -> None:
+        self._stock.end_due_among(event.key_space, event.hashes)
         entries = self._stock.index.entries(event.key_space)
         self._stock.say(AnswerProbe(request_id=event.request_id, present=tuple([block in entries for block in event.hashes])))
 
     def acquire(self, event: AcquireRequested, now: Nanos) -> None:
         """Cost: O(blocks)."""
         stock = self._stock
+        stock.end_due_among(event.key_space, (block.hash for block in event.blocks))
         found = stock.index.leading_runs(event.key_space, event.blocks)
         entries = list(dict.fromkeys(entry for entry in found if entry is not None))
         granted = stock.leases.grant(event.key_space, entries, ttl=event.ttl, now=now) if entries else None

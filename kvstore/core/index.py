@@ -21,6 +21,7 @@ class Entry:
     __slots__ = (
         "checksum",
         "children",
+        "expires_at",
         "hash",
         "host",
         "index",
@@ -38,7 +39,7 @@ class Entry:
         "uses",
     )
 
-    def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int) -> None:
+    def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int, expires_at: int = 0) -> None:
         self.key_space = key_space
         self.hash: BlockHash = block.hash
         self.parent: BlockHash = block.parent
@@ -46,6 +47,8 @@ class Entry:
         self.index = block.index
         self.length = length
         self.checksum = checksum
+        self.expires_at = expires_at
+        """By the time of day, in nanoseconds since 1970; 0: never."""
         self.host: Copy | None = None
         self.ssd: Copy | None = None
         self.move: OperationId | None = None

@@ -17,7 +17,8 @@ from kvstore.core.extent import ALIGNMENT, round_up
 from kvstore.errors import UnsupportedFormat
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, StripeId
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: records say when their block ends."""
 NONCE_BYTES = 16
 MAX_NAMESPACE_BYTES = 1024
 """So that a record header fits its block whatever the namespace."""
@@ -29,7 +30,8 @@ _MAC_BYTES = 16
 
 _REGION = struct.Struct("<8sHxxIQQQ16s")  # magic, version, alignment, region, region_bytes, sequence, nonce
 _RECORD_HEAD = struct.Struct("<8sHBxI")  # magic, version, erased, body length
-_BODY = struct.Struct("<QQQQI32s32s32s32sH")  # offset, length, checksum, generation, index, layout, hash, parent, stripe, namespace length
+_BODY = struct.Struct("<QQQQQI32s32s32s32sH")
+"""Offset, length, checksum, generation, end, index, layout, hash, parent, stripe, namespace length."""
 _TRAILER = struct.Struct("<8sHxxIQ")  # magic, version, count, footer offset; the MAC follows and ends the region
 _TRAILER_BYTES = _TRAILER.size + _MAC_BYTES
 
@@ -150,6 +152,7 @@ def _encode_body(record: RecoveredRecord) -> bytes:
         record.length,
         record.checksum,
         record.generation,
+        record.expires_at,
         block.index,
         record.key_space.layout,
         block.hash,
@@ -161,7 +164,7 @@ def _encode_body(record: RecoveredRecord) -> bytes:
 
 
 def _decode_body(data: bytes, at: int) -> tuple[RecoveredRecord, int]:
-    offset, length, checksum, generation, index, layout, hashed, parent, stripe, namespace_bytes = _BODY.unpack_from(data, at)
+    offset, length, checksum, generation, expires_at, index, layout, hashed, parent, stripe, namespace_bytes = _BODY.unpack_from(data, at)
     at += _BODY.size
     namespace = Namespace(data[at : at + namespace_bytes].decode())
     record = RecoveredRecord(
@@ -171,6 +174,7 @@ def _decode_body(data: bytes, at: int) -> tuple[RecoveredRecord, int]:
         length=length,
         checksum=checksum,
         generation=generation,
+        expires_at=expires_at,
     )
     return record, at + namespace_bytes
 

@@ -102,10 +102,12 @@ class Puts:
     def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool, spare_only: bool) -> ReserveGrant | None:
         """None: room is coming that costs no block its last copy."""
         stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
+        ttl = stock.config.ttls.get(namespace, Nanos(0)) if item.ttl is None else item.ttl
+        stock.end_due_among(key_space, (item.block.hash,))
         present = stock.index.get(key_space, item.block.hash)
         if present is not None:
             if not spare_only:
-                stock.put_again(present)
+                stock.put_again(present, ttl=ttl)
             return ReserveGrant(ReserveStatus.EXISTS)
         if (key_space, item.block.hash) in stock.reservations:
             return ReserveGrant(ReserveStatus.PENDING)
@@ -129,7 +131,7 @@ class Puts:
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)
-        reservation = stock.reservations.open(key_space, item.block, copy, now=now)
+        reservation = stock.reservations.open(key_space, item.block, copy, ttl=ttl, now=now)
         return ReserveGrant(ReserveStatus.GRANTED, reservation.token, extent)
 
     def commit(self, event: CommitRequested, now: Nanos) -> None:
@@ -165,7 +167,13 @@ class Puts:
             return CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM
         stock.reservations.close(reservation)
         copy.on(CopyEvent.VERIFIED)
-        entry = Entry(key_space=reservation.key_space, block=reservation.block, length=copy.length, checksum=checksum)
+        entry = Entry(
+            key_space=reservation.key_space,
+            block=reservation.block,
+            length=copy.length,
+            checksum=checksum,
+            expires_at=stock.today + reservation.ttl if reservation.ttl else 0,
+        )
         stock.add_copy(entry, copy)
         stock.list_entry(entry)
         stock.note(NoteKind.STORED, "put", entry, copy.tier)

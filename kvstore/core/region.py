@@ -324,4 +324,5 @@ def record_of(entry: Entry, copy: Copy) -> RecoveredRecord:
         length=copy.length,
         checksum=entry.checksum,
         generation=copy.generation,
+        expires_at=entry.expires_at,
     )

@@ -18,6 +18,8 @@ class Reservation:
     block: BlockRef
     copy: Copy
     expires_at: Nanos
+    ttl: Nanos
+    """Of the block, once it is listed; 0: no end."""
     doomed: bool = False
 
 
@@ -36,10 +38,10 @@ class ReservationTable:
     def __contains__(self, key: tuple[KeySpace, BlockHash]) -> bool:
         return key in self._by_key
 
-    def open(self, key_space: KeySpace, block: BlockRef, copy: Copy, *, now: Nanos) -> Reservation:
+    def open(self, key_space: KeySpace, block: BlockRef, copy: Copy, *, ttl: Nanos, now: Nanos) -> Reservation:
         token = WriteToken(self._next_token)
         self._next_token += 1
-        reservation = Reservation(token=token, key_space=key_space, block=block, copy=copy, expires_at=Nanos(now + self._timeout))
+        reservation = Reservation(token=token, key_space=key_space, block=block, copy=copy, expires_at=Nanos(now + self._timeout), ttl=ttl)
         self._by_token[token] = reservation
         self._by_key[key_space, block.hash] = reservation
         return reservation

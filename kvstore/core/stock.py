@@ -22,6 +22,7 @@ from kvstore.core.events import (
     VerifyOutcome,
 )
 from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry, Index
 from kvstore.core.lease import LeaseTable
@@ -41,8 +42,9 @@ _SPARE_BELOW = 0.85
 
 
 class Stock:
-    def __init__(self, config: StoreConfig, *, boot_id: BootId, policy: EvictionPolicy | None = None) -> None:
+    def __init__(self, config: StoreConfig, *, boot_id: BootId, day_offset: Nanos, policy: EvictionPolicy | None = None) -> None:
         self.config = config
+        self._day_offset = day_offset
         first = first_identity(boot_id)
         self.index = Index()
         self.arena = Arena(tier=Tier.HOST, capacity=config.host_capacity)
@@ -53,6 +55,7 @@ class Stock:
         self.reservations = ReservationTable(timeout=config.reservation_timeout, first_token=first)
         self.quota = QuotaLedger(config.quotas)
         self.admission = Admission(config.admission)
+        self.expiries = ExpiryTable()
         self.policy = policy if policy is not None else make_policy(config.policy)
         self._twins = self.policy.queue(_is_spare_twin)
         self._last_host_copies = self.policy.queue(_is_last_and_loose)
@@ -95,17 +98,24 @@ class Stock:
     def list_entry(self, entry: Entry) -> None:
         """The entry has its first READABLE copy."""
         self.index.add(entry)
+        if entry.expires_at:
+            self.expiries.watch(entry)
         self.policy.listed(entry)
         self.offer(entry)
 
-    def put_again(self, entry: Entry) -> None:
-        """Somebody wanted to put the block, so somebody computed it: a use."""
+    def put_again(self, entry: Entry, *, ttl: Nanos) -> None:
+        """Somebody wanted to put the block, so somebody computed it: a use. It lives as long as the longest of its puts asked for; records
+        on the SSD keep the end that they were written with."""
+        if entry.expires_at:
+            entry.expires_at = max(entry.expires_at, self.today + ttl) if ttl else 0
         self.policy.used((entry,))
         self.offer(entry)
 
     def unlist(self, entry: Entry, *, evicted: bool = False) -> None:
         """Nobody finds the block from now on. Its copies stay for leases and holds, then give their room back."""
         childless = self.index.remove(entry)
+        if entry.expires_at:
+            self.expiries.forget(entry)
         self.policy.unlisted(entry, evicted=evicted)
         if entry.move is not None:
             self.doomed_moves.add(entry.move)
@@ -170,6 +180,35 @@ class Stock:
             self.regions.remove_live(copy)
         else:
             self.undemoted.pop(entry, None)
+
+    # --- the end of a block ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def today(self) -> Nanos:
+        """The time of day of the event being handled, since 1970."""
+        return Nanos(self.now + self._day_offset)
+
+    def end_due_blocks(self, *, at_most: int) -> None:
+        """Unlists blocks whose end has come. Leases that they have last as long as they were promised."""
+        while at_most > 0 and (entry := self.expiries.take_due(self.today)) is not None:
+            self._end(entry)
+            at_most -= 1
+
+    def end_due_among(self, key_space: KeySpace, blocks: Iterable[BlockHash]) -> None:
+        """The same for blocks that are asked about: what is over is a miss, also while the sweep is behind."""
+        if self.expiries.is_behind(self.today):
+            for block in blocks:
+                entry = self.index.get(key_space, block)
+                if entry is not None and 0 < entry.expires_at <= self.today:
+                    self._end(entry)
+
+    def ttl_left(self, entry: Entry) -> Nanos:
+        """0: it has no end."""
+        return Nanos(max(1, entry.expires_at - self.today) if entry.expires_at else 0)
+
+    def _end(self, entry: Entry) -> None:
+        self.note(NoteKind.EXPIRED, "ttl", entry)
+        self.unlist(entry)
 
     # --- holds, leases, room ------------------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvstore.core.admission import AdmissionConfig
+from kvstore.core.expiry import MAX_TTL
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
@@ -61,9 +62,14 @@ class StoreConfig:
     reservation_timeout: Nanos = seconds(30)
     quotas: Mapping[Namespace, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have; not named: no limit."""
+    ttls: Mapping[Namespace, Nanos] = field(default_factory=dict)
+    """How long a block of a namespace lives when its put does not say; not named: without end."""
 
     def __post_init__(self) -> None:
         if self.host_capacity < ALIGNMENT:
             raise ConfigError(f"host_capacity must be at least {ALIGNMENT} bytes, not {self.host_capacity}")
         if self.reservation_timeout <= 0:
             raise ConfigError("reservation_timeout must be above 0")
+        for namespace, ttl in self.ttls.items():
+            if not 0 < ttl <= MAX_TTL:
+                raise ConfigError(f"the time to live of namespace {namespace!r} must be above 0 and at most ten years, not {ttl} ns")

@@ -49,6 +49,9 @@ from kvstore.core.tiering import Tiering
 from kvstore.ids import BlockHash, BootId, KeySpace
 from kvstore.units import Bytes, Nanos
 
+_ENDS_PER_TICK = 1024
+"""Blocks that a tick unlists because their time is over: some milliseconds. What is asked about does not wait for its turn."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierUsage:
@@ -78,8 +81,9 @@ class StoreState:
     Deterministic: the same configuration, boot id and events give the same instructions.
     """
 
-    def __init__(self, config: StoreConfig, *, boot_id: BootId, policy: EvictionPolicy | None = None) -> None:
-        stock = Stock(config, boot_id=boot_id, policy=policy)
+    def __init__(self, config: StoreConfig, *, boot_id: BootId, day_offset: Nanos = Nanos(0), policy: EvictionPolicy | None = None) -> None:
+        """`day_offset`: what `now` lacks to the time since 1970; the ends of blocks are kept by the time of day."""
+        stock = Stock(config, boot_id=boot_id, day_offset=day_offset, policy=policy)
         self._stock = stock
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
@@ -147,6 +151,7 @@ class StoreState:
                 assert self._tiering is not None
                 self._tiering.recover(event)
             case Tick():
+                self._stock.end_due_blocks(at_most=_ENDS_PER_TICK)
                 self._puts.sweep(now)
                 self._gets.sweep(now)
             case StopRequested():
@@ -185,15 +190,20 @@ class StoreState:
 
     def _locate(self, event: LocateRequested) -> None:
         places = []
+        self._stock.end_due_among(event.key_space, event.hashes)
         for block in event.hashes:
             entry = self._stock.index.get(event.key_space, block)
             places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
         self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
 
+    def _owned(self, entry: Entry) -> OwnedBlock:
+        return OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers, self._stock.ttl_left(entry))
+
     def _describe(self, event: DescribeRequested) -> None:
+        self._stock.end_due_among(event.key_space, event.hashes)
         entries = self._stock.index.entries(event.key_space)
         found = [entries.get(block) for block in event.hashes]
-        blocks = tuple(None if entry is None else OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers) for entry in found)
+        blocks = tuple(None if entry is None else self._owned(entry) for entry in found)
         self._stock.say(AnswerDescribe(request_id=event.request_id, blocks=blocks))
 
     def _list(self, event: ListRequested) -> None:
@@ -201,7 +211,7 @@ class StoreState:
         blocks = tuple(
             (
                 key_space,
-                tuple(OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers) for entry in index.entries(key_space).values()),
+                tuple(self._owned(entry) for entry in index.entries(key_space).values()),
             )
             for key_space in index.key_spaces()
         )

@@ -90,9 +90,18 @@ class Tiering:
         for number, record in superseded:
             regions.add_dead(record, region=number)
         for number, record in live:
-            extent = Extent(Tier.SSD, number, record.offset, record.length, Generation(record.generation))
             stock.last_ssd_generation = max(stock.last_ssd_generation, record.generation)
-            entry = Entry(key_space=record.key_space, block=record.block, length=record.length, checksum=record.checksum)
+            if 0 < record.expires_at <= stock.today:
+                regions.add_dead(record, region=number)
+                continue
+            entry = Entry(
+                key_space=record.key_space,
+                block=record.block,
+                length=record.length,
+                checksum=record.checksum,
+                expires_at=record.expires_at,
+            )
+            extent = Extent(Tier.SSD, number, record.offset, record.length, Generation(record.generation))
             regions[number].unfreed += 1
             stock.add_copy(entry, stock.take_room(record.key_space, extent, CopyState.READABLE))
             stock.list_entry(entry)

@@ -72,6 +72,8 @@ class NodeConfig:
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have here; not named: no limit."""
+    ttls: Mapping[str, Nanos] = field(default_factory=dict)
+    """How long a block of a namespace lives when its put does not say; not named: until it is evicted."""
 
     tcp: bool = True
     """Offer payloads over TCP; off: only by gRPC (and shared memory)."""
@@ -143,4 +145,5 @@ class NodeConfig:
             policy=self.eviction,
             reservation_timeout=self.reservation_ttl,
             quotas={Namespace(name): limit for name, limit in self.quotas.items()},
+            ttls={Namespace(name): ttl for name, ttl in self.ttls.items()},
         )

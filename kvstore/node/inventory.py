@@ -7,7 +7,7 @@ from kvstore.core.events import AnswerList, ListRequested, Note, NoteKind
 from kvstore.core.store_state import StoreState
 from kvstore.node.node import Node
 
-_MAY_UNLIST = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED})
+_MAY_UNLIST = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED, NoteKind.EXPIRED})
 
 
 class Inventory:

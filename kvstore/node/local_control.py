@@ -11,10 +11,10 @@ from kvstore.core.events import (
     CommitItem,
     CommitRequested,
     ReleaseRequested,
-    ReserveItem,
     ReserveRequested,
     ReserveStatus,
 )
+from kvstore.core.expiry import MAX_TTL
 from kvstore.node.config import NodeConfig
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
@@ -76,11 +76,12 @@ class LocalControl:
         return AcquiredBody(answer.lease_id, answer.ttl, ticket, copies).pack()
 
     async def _reserve(self, request: ReserveBody) -> bytes:
-        if not all(0 < size <= self._config.host_capacity for _, size in request.items):
+        if not all(0 < item.payload_bytes <= self._config.host_capacity for item in request.items):
             raise BadFrame("bad_length", f"a payload must have 1 to {self._config.host_capacity} bytes")
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
-        items = tuple([ReserveItem(ref, size) for ref, size in request.items])
-        reserve = ReserveRequested(request_id=self._node.next_request_id(), key_space=request.key_space, items=items)
+        if any(item.ttl is not None and item.ttl > MAX_TTL for item in request.items):
+            raise BadFrame("bad_length", "a block lives ten years at most")
+        reserve = ReserveRequested(request_id=self._node.next_request_id(), key_space=request.key_space, items=request.items)
         grants: list[PackedGrant] = []
         for grant in (await self._node.ask(reserve, AnswerReserve)).grants:
             if grant.extent is None:

@@ -32,6 +32,7 @@ from kvstore.node.repairer import Repairer
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.convert import block_ref_to_proto, check_batch, key_space_from_proto, key_space_to_proto
 from kvstore.rpc.server import guarded
+from kvstore.units import milliseconds
 
 _BLOCKS_PER_MESSAGE = 1024
 _STRIPES_PER_MESSAGE = 1024
@@ -138,7 +139,12 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
 
 
 def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:
-    return peer_pb2.OwnedBlock(block=block_ref_to_proto(owned.block), payload_bytes=owned.payload_bytes, checksum_xxh3=owned.checksum)
+    return peer_pb2.OwnedBlock(
+        block=block_ref_to_proto(owned.block),
+        payload_bytes=owned.payload_bytes,
+        checksum_xxh3=owned.checksum,
+        ttl_ms=-(-owned.ttl // milliseconds(1)),
+    )
 
 
 def _parts(blocks: Sequence[OwnedBlock]) -> Iterator[Sequence[OwnedBlock]]:

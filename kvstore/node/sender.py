@@ -17,6 +17,7 @@ from kvstore.core.events import (
     ReadOutcome,
     ReadStatus,
     ReleaseRequested,
+    ReserveItem,
     ReserveStatus,
 )
 from kvstore.core.repair_plan import Shipment
@@ -80,10 +81,10 @@ class Sender:
             return Sent()
         stub = StoreStub(self._channels.get(member.address))
         asked_at = time.monotonic_ns()
-        items = [(owned.block, owned.payload_bytes) for owned in found]
+        items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl) for owned in found]
         grants = await stub.reserve(
             shipment.key_space,
-            items,  # type: ignore[arg-type]  # lengths of payloads are bytes
+            items,
             timeout=CALL_TIMEOUT,
             spare_room_only=shipment.spare_room_only,
         )

@@ -93,7 +93,8 @@ class NodeServer:
                 )
                 self._ssd = wrap_ssd(self._regions)
                 opening.callback(self._ssd.close)
-            self._state = StoreState(config.store_config(), boot_id=self.boot_id)
+            day_offset = Nanos(time.time_ns() - self._clock.now())
+            self._state = StoreState(config.store_config(), boot_id=self.boot_id, day_offset=day_offset)
             self._inventory = Inventory(self._state)
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:

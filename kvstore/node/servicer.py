@@ -29,6 +29,7 @@ from kvstore.core.events import (
     ReserveRequested,
     ReserveStatus,
 )
+from kvstore.core.expiry import MAX_TTL
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable
 from kvstore.ids import LeaseId, WriteToken
 from kvstore.node.config import NodeConfig
@@ -72,7 +73,10 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
     async def Reserve(self, request: store_pb2.ReserveRequest, context: Any) -> store_pb2.ReserveResponse:
         check_batch(request.items, "items")
         key_space = key_space_from_proto(request.key_space)
-        items = tuple(ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes)) for item in request.items)
+        items = tuple(
+            ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes), _block_ttl(item))
+            for item in request.items
+        )
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
         reserve = ReserveRequested(
             request_id=self._node.next_request_id(), key_space=key_space, items=items, spare_room_only=request.spare_room_only
@@ -229,6 +233,15 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         unfinished = tuple(token for token in tokens if self._node.incoming.is_open(token) and not self._node.incoming.is_complete(token))
         if unfinished:
             self._node.feed(ReservationsAbandoned(write_tokens=unfinished))
+
+
+def _block_ttl(item: store_pb2.ReserveItem) -> Nanos | None:
+    if not item.HasField("ttl_ms"):
+        return None
+    ttl = milliseconds(item.ttl_ms)
+    if ttl > MAX_TTL:
+        raise InvalidRequest(f"ttl_ms must be at most {to_milliseconds(MAX_TTL):.0f} (ten years): {item.ttl_ms}")
+    return ttl
 
 
 def _ttl(milliseconds_asked: int) -> Nanos | None:

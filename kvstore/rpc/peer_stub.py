@@ -14,7 +14,7 @@ from kvstore.errors import Unavailable
 from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, Epoch, KeySpace, NodeId, StripeId
 from kvstore.rpc.convert import block_ref_from_proto, key_space_from_proto, key_space_to_proto
 from kvstore.rpc.errors import error_of
-from kvstore.units import Bytes, Nanos, to_seconds
+from kvstore.units import Bytes, Nanos, milliseconds, to_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class PeerBlock:
     block: BlockRef
     payload_bytes: Bytes
     checksum: int
+    ttl: Nanos
+    """What is left of its life; 0: no end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ class PeerStub:
         call = self._stub.ListOwned(peer_pb2.ListOwnedRequest(node_id=node_id, epoch=epoch), timeout=to_seconds(timeout))
         async for message in _messages(call):
             blocks = [
-                PeerBlock(block_ref_from_proto(owned.block), Bytes(owned.payload_bytes), owned.checksum_xxh3) for owned in message.blocks
+                PeerBlock(block_ref_from_proto(owned.block), Bytes(owned.payload_bytes), owned.checksum_xxh3, milliseconds(owned.ttl_ms))
+                for owned in message.blocks
             ]
             yield key_space_from_proto(message.key_space), blocks
 

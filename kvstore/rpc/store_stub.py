@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
-from kvstore.core.events import CommitStatus, ReadStatus, ReserveStatus
+from kvstore.core.events import CommitStatus, ReadStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, WriteToken
@@ -109,12 +109,17 @@ class StoreStub:
         )
 
     async def reserve(
-        self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos, spare_room_only: bool = False
+        self,
+        key_space: KeySpace,
+        items: Sequence[ReserveItem | tuple[BlockRef, Bytes]],
+        *,
+        timeout: Nanos,
+        spare_room_only: bool = False,
     ) -> list[Grant]:
         """One grant per item, in order. `spare_room_only`: refused rather than evict a block for it."""
         request = store_pb2.ReserveRequest(
             key_space=key_space_to_proto(key_space),
-            items=[store_pb2.ReserveItem(block=block_ref_to_proto(ref), payload_bytes=size) for ref, size in items],
+            items=[_reserve_item(ReserveItem(*item)) for item in items],
             spare_room_only=spare_room_only,
         )
         answer = await _answer(self._stub.Reserve(request, timeout=to_seconds(timeout)))
@@ -245,6 +250,11 @@ def _status(kind: type[Status], number: int) -> Status:
         return kind(number)
     except ValueError:
         raise Unavailable(f"the node answered with the unknown {kind.__name__} {number}: not a peer of this version") from None
+
+
+def _reserve_item(item: ReserveItem) -> store_pb2.ReserveItem:
+    ttl_ms = None if item.ttl is None else -(-item.ttl // milliseconds(1))
+    return store_pb2.ReserveItem(block=block_ref_to_proto(item.block), payload_bytes=item.payload_bytes, ttl_ms=ttl_ms)
 
 
 def _ttl_ms(ttl: Nanos | None) -> int:

@@ -10,6 +10,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvstore.core.events import ReserveItem
 from kvstore.core.extent import Tier
 from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
 from kvstore.transport.frames import MAX_ITEMS, BadFrame
@@ -19,7 +20,7 @@ from kvstore.units import Nanos, milliseconds, to_milliseconds
 _COUNT = struct.Struct("<I")
 _KEY_SPACE = struct.Struct("<H")
 _REF = struct.Struct("<32s32s32sI")
-_RESERVE_ITEM = struct.Struct("<32s32s32sIQ")
+_RESERVE_ITEM = struct.Struct("<32s32s32sIQq")
 _TTL = struct.Struct("<I")
 _ACQUIRED = struct.Struct(f"<QII{TICKET_BYTES}s")
 _BLOCK = struct.Struct("<BQQq")
@@ -30,6 +31,7 @@ _LEASE = struct.Struct("<Q")
 _HASH = struct.Struct(f"<{HASH_BYTES}s")
 MAX_CONTROL_BYTES = 1024 + MAX_ITEMS * _RESERVE_ITEM.size
 _NOWHERE = -1
+_UNSAID = -1
 
 
 class AcquireBody(NamedTuple):
@@ -106,16 +108,18 @@ class ReleaseBody(NamedTuple):
 
 class ReserveBody(NamedTuple):
     key_space: KeySpace
-    items: tuple[tuple[BlockRef, int], ...]
+    items: tuple[ReserveItem, ...]
 
     def pack(self) -> bytes:
-        return _pack_key_space(self.key_space) + _pack_many(_RESERVE_ITEM, [(*ref, size) for ref, size in self.items])
+        return _pack_key_space(self.key_space) + _pack_many(
+            _RESERVE_ITEM, [(*ref, size, _UNSAID if ttl is None else ttl) for ref, size, ttl in self.items]
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> ReserveBody:
         key_space, at = _unpack_key_space(data, 0)
         items = _unpack_many(_RESERVE_ITEM, data, at)
-        return cls(key_space, tuple([(_ref(*ref), size) for *ref, size in items]))
+        return cls(key_space, tuple([ReserveItem(_ref(*ref), size, None if ttl < 0 else Nanos(ttl)) for *ref, size, ttl in items]))
 
 
 class PackedGrant(NamedTuple):

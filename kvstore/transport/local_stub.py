@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.errors import Unavailable
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, WriteToken
 from kvstore.rpc.store_stub import Acquired, DeadlinePassed, FoundCopy, Grant, StoreStub
@@ -55,11 +55,17 @@ class LocalStub(StoreStub):
             await self._ask(FrameKind.RELEASE, ReleaseBody(lease_id, key_space, tuple(hashes)).pack(), timeout)
 
     async def reserve(
-        self, key_space: KeySpace, items: Sequence[tuple[BlockRef, Bytes]], *, timeout: Nanos, spare_room_only: bool = False
+        self,
+        key_space: KeySpace,
+        items: Sequence[ReserveItem | tuple[BlockRef, Bytes]],
+        *,
+        timeout: Nanos,
+        spare_room_only: bool = False,
     ) -> list[Grant]:
         if spare_room_only:  # between nodes, and rare
             return await super().reserve(key_space, items, timeout=timeout, spare_room_only=True)
-        ttl, grants = unpack_grants(await self._ask(FrameKind.RESERVE, ReserveBody(key_space, tuple(items)).pack(), timeout))
+        body = ReserveBody(key_space, tuple([ReserveItem(*item) for item in items]))
+        ttl, grants = unpack_grants(await self._ask(FrameKind.RESERVE, body.pack(), timeout))
         _same_length(grants, items)
         try:
             return [Grant(ReserveStatus(grant.status), grant.write_token, grant.arena_offset, grant.ticket, ttl) for grant in grants]

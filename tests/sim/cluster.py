@@ -249,7 +249,7 @@ class Cluster:
             node.crash_soon = False
             self._start(node)
 
-        self._for_a_while(seconds(12), back)
+        self._for_a_while(self.rng.choice((milliseconds(300), seconds(12))), back)  # faster than a heartbeat, or slower
 
     def _start(self, node: StoreNode) -> None:
         if not node.is_up:

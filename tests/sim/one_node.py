@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from sim.describe import describe
@@ -22,6 +22,7 @@ from kvstore.core.events import (
     AnswerAcquire,
     AnswerCommit,
     AnswerDelete,
+    AnswerProbe,
     AnswerRead,
     AnswerReserve,
     CancelRead,
@@ -63,6 +64,8 @@ from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 REGION_BYTES = 16 * ALIGNMENT
 REGIONS = 5
+DAY_OFFSET = Nanos(1_700_000_000 * 10**9)
+"""Time of day at the start of the run."""
 KEY_SPACES = tuple(KeySpace(Namespace(name), LayoutFingerprint(bytes(32))) for name in ("a", "b"))
 
 
@@ -110,6 +113,8 @@ class SimulatedNode:
         self.written: dict[tuple[KeySpace, BlockHash], set[int]] = {}  # checksums ever announced and written, by key
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
         self.deleting: dict[RequestId, tuple[KeySpace, tuple[BlockHash, ...]]] = {}
+        self.ends: dict[tuple[KeySpace, BlockHash], int] = {}  # when each block must be gone at the latest; 0: never
+        self.first_ends: dict[tuple[KeySpace, BlockHash], int] = {}  # as its put asked, before it was put again
         self.log: deque[str] = deque(maxlen=60)
         self.steps = 0
         self._boot()
@@ -119,8 +124,10 @@ class SimulatedNode:
     def _boot(self) -> None:
         self.boots += 1
         self.boot_id = BootId(hashlib.sha256(f"{self.seed}/{self.boots}".encode()).digest()[:16])
-        self.state = StoreState(self.config, boot_id=self.boot_id)
+        self.state = StoreState(self.config, boot_id=self.boot_id, day_offset=DAY_OFFSET)
         self.pending: list[Instruction] = []
+        self.ttls: dict[tuple[KeySpace, BlockHash], int] = {}  # of the put under way
+        self.probing: dict[RequestId, tuple[KeySpace, tuple[BlockHash, ...]]] = {}
         self.grants: dict[WriteToken, tuple[KeySpace, BlockRef, Extent]] = {}
         self.ready: list[tuple[WriteToken, int, int, float]] = []  # tokens whose bytes are (said to be) down
         self.reserving: dict[RequestId, tuple[KeySpace, tuple[ReserveItem, ...]]] = {}
@@ -142,6 +149,7 @@ class SimulatedNode:
             (entry.key_space, entry.hash)
             for entry in stock.index
             if entry.readable_ssd and entry.ssd is not None and not self.media.is_rotten(entry.ssd.extent)
+            if not 0 < self.first_ends[entry.key_space, entry.hash] <= self.now
         }
         for instruction in self.pending:
             if isinstance(instruction, CopyExtent | WriteRegion) and self.rng.random() < 0.6:
@@ -195,17 +203,25 @@ class SimulatedNode:
                         assert grant.write_token not in self.grants
                         assert self.state._stock.reservations.named(grant.write_token) is not None, "granted what is not reserved any more"
                         self.grants[grant.write_token] = (key_space, item.block, grant.extent)
+                        self.ttls[key_space, item.block.hash] = item.ttl or 0
                         self.tombs.discard((key_space, item.block.hash))
+                    elif grant.status is ReserveStatus.EXISTS and self.ends[key_space, item.block.hash]:
+                        longer = max(self.ends[key_space, item.block.hash], self.now + item.ttl) if item.ttl else 0
+                        self.ends[key_space, item.block.hash] = longer
             case DiscardReservation():
                 self.grants.pop(instruction.write_token, None)
             case AnswerCommit():
                 for (key_space, block), status in zip(self.committing.pop(instruction.request_id), instruction.statuses, strict=True):
                     if status is CommitStatus.STORED:
                         self.tombs.discard((key_space, block.hash))
+            case AnswerProbe():
+                key_space, hashes = self.probing.pop(instruction.request_id)
+                self._check_ends(key_space, [block for block, here in zip(hashes, instruction.present, strict=True) if here])
             case AnswerAcquire():
                 key_space, blocks = self.acquiring.pop(instruction.request_id)
                 covered = {block.hash: found.checksum for block, found in zip(blocks, instruction.blocks, strict=True) if found is not None}
                 assert bool(covered) == bool(instruction.lease_id)
+                self._check_ends(key_space, covered)
                 if covered:
                     self.leases[instruction.lease_id] = (key_space, covered, Nanos(self.now + instruction.ttl))
             case AnswerDelete():
@@ -215,10 +231,18 @@ class SimulatedNode:
                     listed = self.state._stock.index.get(key_space, block) is not None
                     if deleted and not taken and not listed and self.state._stock.reservations.find(key_space, block) is None:
                         self.tombs.add((key_space, block))
+            case Note(kind=NoteKind.STORED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                ttl = self.ttls[key_space, block.hash]
+                self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":
                 self.evicted_now.append(instruction)
             case _:
                 pass
+
+    def _check_ends(self, key_space: KeySpace, found: Iterable[BlockHash]) -> None:
+        for block in found:
+            end = self.ends[key_space, block]
+            assert not end or self.now < end, "a block was found after its end"
 
     def finish_one(self, *, at: int | None = None, may_fail: bool = True) -> None:
         """Some I/O under way ends; which one is the scheduler's whim."""
@@ -282,7 +306,8 @@ class SimulatedNode:
     def _reserve(self) -> None:
         key_space, blocks = self._some_run()
         request = self._request()
-        items = tuple(ReserveItem(block, self.length(block)) for block in blocks)
+        ttl = self.rng.choice((None, Nanos(0), milliseconds(50), seconds(3), seconds(30)))
+        items = tuple(ReserveItem(block, self.length(block), ttl) for block in blocks)
         self.reserving[request] = (key_space, items)
         self.hand_in(ReserveRequested(request_id=request, key_space=key_space, items=items))
 
@@ -377,7 +402,9 @@ class SimulatedNode:
     def _probe(self) -> None:
         key_space, blocks = self._some_run()
         hashes = tuple(block.hash for block in blocks)
-        self.hand_in(ProbeRequested(request_id=self._request(), key_space=key_space, hashes=hashes))
+        request = self._request()
+        self.probing[request] = (key_space, hashes)
+        self.hand_in(ProbeRequested(request_id=request, key_space=key_space, hashes=hashes))
 
     def _delete(self) -> None:
         key_space, blocks = self._some_run()

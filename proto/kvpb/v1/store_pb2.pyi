@@ -104,12 +104,14 @@ class HelloResponse(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class ReserveItem(_message.Message):
-    __slots__ = ("block", "payload_bytes")
+    __slots__ = ("block", "payload_bytes", "ttl_ms")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
     block: BlockRef
     payload_bytes: int
-    def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
+    ttl_ms: int
+    def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("key_space", "items", "spare_room_only")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,11 +70,32 @@ def test_the_run_is_the_longest_that_the_readers_hold_together(blocks: int, stor
         rounds += 1
         for node_id, positions in asks.items():
             if node_id not in down:
-                search.note(positions, [position in holds[node_id] or None for position in positions])
+                search.note(positions, leading_runs(refs, positions, holds[node_id]))
     expected = 0
     for ref in refs:
         if not any(ref.index in holds[node_id] and node_id not in down for node_id in one.readers(ref.stripe)):
             break
         expected += 1
     assert search.run_length == expected
-    assert rounds <= max(1, replicas)
+    assert rounds <= max(1, replicas) + BLOCKS_PER_STRIPE
+
+
+def leading_runs(refs: Sequence[BlockRef], positions: Sequence[int], held: set[int]) -> list[bool | None]:
+    """As a node answers: of each stripe the leading run of what is asked."""
+    broken = set()
+    answers: list[bool | None] = []
+    for position in positions:
+        if position not in held:
+            broken.add(refs[position].stripe)
+        answers.append(True if refs[position].stripe not in broken else None)
+    return answers
+
+
+def test_a_replica_is_asked_again_for_what_lay_behind_a_hole_that_another_one_filled() -> None:
+    refs, one = chain(8), router(2, 2)
+    holds = dict(zip(one.readers(refs[0].stripe), ({0, 1, 3, 4, 6, 7}, {2, 5}), strict=True))
+    search: PrefixSearch[bool] = PrefixSearch(refs, one)
+    while asks := search.next_round():
+        for node_id, positions in asks.items():
+            search.note(positions, leading_runs(refs, positions, holds[node_id]))
+    assert search.run_length == 8

@@ -27,6 +27,7 @@ from kvstore.core.events import (
     Note,
     ProbeRequested,
     ReadRequested,
+    RecoveredRegion,
     RegionsRecovered,
     RegionWritten,
     ReleaseRequested,
@@ -53,14 +54,21 @@ Answer = TypeVar("Answer")
 class Driver:
     """Payloads are one page each unless said otherwise; the checksum of a block is a number made of its hash."""
 
-    def __init__(self, config: StoreConfig, *, boot: int = 1) -> None:
-        self.state = StoreState(config, boot_id=BootId(bytes([boot]) * 16))
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        boot: int = 1,
+        day_offset: Nanos = Nanos(0),
+        recovered: tuple[RecoveredRegion, ...] = (),
+    ) -> None:
+        self.state = StoreState(config, boot_id=BootId(bytes([boot]) * 16), day_offset=day_offset)
         self.now = Nanos(0)
         self.held: list[Instruction] = []  # I/O given and not yet answered
         self.said: list[Instruction] = []  # everything since the last `send`
         self._request = 0
         if config.ssd is not None:
-            self.send(RegionsRecovered(regions=()))
+            self.send(RegionsRecovered(regions=recovered))
 
     def request(self) -> RequestId:
         self._request += 1
@@ -87,21 +95,38 @@ class Driver:
     def notes(self) -> list[str]:
         return [f"{i.kind}:{i.reason}" for i in self.said if isinstance(i, Note)]
 
+    def restart(self, *, boot: int = 2, day_offset: Nanos | None = None) -> Driver:
+        """A node with the same configuration that finds what this one has on its SSD. `day_offset` None: no time has passed."""
+        config, offset = self.state._stock.config, self.now if day_offset is None else day_offset
+        return Driver(config, boot=boot, day_offset=offset, recovered=self.on_ssd())
+
+    def on_ssd(self) -> tuple[RecoveredRegion, ...]:
+        """What a restart would find: the live records, as footers list them."""
+        regions = self.state._stock.regions
+        assert regions is not None
+        return tuple(
+            RecoveredRegion(region.number, region.header.sequence, region.header.nonce, True, tuple(regions.footer_records(region)))
+            for region in regions
+            if region.header is not None
+        )
+
     # --- requests -----------------------------------------------------------------------------------------------------------------------
 
-    def reserve(self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE) -> AnswerReserve:
-        items = tuple(ReserveItem(block, size) for block in blocks)
+    def reserve(self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE, ttl: Nanos | None = None) -> AnswerReserve:
+        items = tuple(ReserveItem(block, size, ttl) for block in blocks)
         return self.ask(ReserveRequested(request_id=self.request(), key_space=space, items=items), AnswerReserve)
 
     def commit(self, *tokens: WriteToken, checksum: int = 1, received: int = PAGE) -> list[Instruction]:
         items = tuple(CommitItem(token, checksum, received) for token in tokens)
         return self.send(CommitRequested(request_id=self.request(), items=items))
 
-    def put(self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE) -> list[ReserveStatus | CommitStatus]:
+    def put(
+        self, *blocks: BlockRef, size: int = PAGE, space: KeySpace = SPACE, ttl: Nanos | None = None
+    ) -> list[ReserveStatus | CommitStatus]:
         """One whole put per block, each after the other."""
         statuses: list[ReserveStatus | CommitStatus] = []
         for block in blocks:
-            grant = self.reserve(block, size=size, space=space).grants[0]
+            grant = self.reserve(block, size=size, space=space, ttl=ttl).grants[0]
             if grant.status is not ReserveStatus.GRANTED:
                 statuses.append(grant.status)
                 continue

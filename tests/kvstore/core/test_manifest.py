@@ -40,6 +40,7 @@ records = st.builds(
     length=st.integers(0, 2**40),
     checksum=st.integers(0, 2**64 - 1),
     generation=st.integers(0, 2**63),
+    expires_at=st.integers(0, 2**63),
 )
 
 
@@ -104,6 +105,6 @@ def test_a_declared_length_beyond_four_gib_is_carried_whole(chain: Callable, spa
 
 def test_the_bytes_of_the_region_header_are_the_same_for_ever() -> None:
     assert encode_region_header(HEADER)[:80].hex() == (
-        "4c41524452474e000100000000100000030000000000000000000400000000004d00000000000000"
-        "6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ec9ebe3411b18ed8f47e1320dab4005210000000000000000"
+        "4c41524452474e000200000000100000030000000000000000000400000000004d00000000000000"
+        "6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e75a150f89fd7c5b7fecb6cccd0b6ea860000000000000000"
     )

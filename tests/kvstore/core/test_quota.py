@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import CommitStatus, ReserveStatus
+import pytest
+
+from kvstore.core.events import CommitStatus, RecoveredRegion, RegionsRecovered, ReserveStatus
 from kvstore.core.quota import QuotaLedger
-from kvstore.ids import Namespace
+from kvstore.core.store_state import StoreState
+from kvstore.ids import BootId, Namespace
 from kvstore.units import Bytes
 
 PAGE = 4096
@@ -49,3 +52,28 @@ def test_reservations_count_and_give_back_what_they_took(host_node: Callable, ch
     assert node.reserve(chain(1, start=70)[0]).grants[0].status is ReserveStatus.QUOTA
     node.wait(31 * 10**9)
     assert node.reserve(chain(1, start=70)[0]).grants[0].status is ReserveStatus.GRANTED
+
+
+@pytest.mark.parametrize("limit", [None, 2 * PAGE])
+def test_a_restart_evicts_nothing_whatever_its_quota_table_says(ssd_node: Callable, chain: Callable, space, limit: int | None) -> None:
+    """An empty table wipes no tenant; a smaller quota is paid by the tenant's next put, with its own blocks."""
+    other = space._replace(namespace=Namespace("other"))
+    before, mine, theirs = ssd_node(8, quotas={space.namespace: Bytes(100 * PAGE)}), chain(4), chain(3, space=other)
+    before.put(*mine)
+    before.put(*theirs, space=other)
+    before.finish_io()
+    regions = before.state._stock.regions
+    found = tuple(
+        RecoveredRegion(region.number, region.header.sequence, region.header.nonce, True, tuple(regions.footer_records(region)))
+        for region in regions
+        if region.header is not None
+    )
+    after = ssd_node(8, boot=2, quotas={} if limit is None else {space.namespace: Bytes(limit)})
+    after.state = StoreState(after.state._stock.config, boot_id=BootId(b"2" * 16))
+    after.send(RegionsRecovered(regions=found))
+    assert not [note for note in after.notes() if note.startswith("evicted")]
+    assert all(after.present(*mine))
+    assert all(after.present(*theirs, space=other))
+    after.put(chain(1, start=70)[0])
+    assert all(after.present(*theirs, space=other)), "nobody else pays"
+    assert sum(after.present(*mine)) == (4 if limit is None else 1)

@@ -228,6 +228,31 @@ def test_a_hit_on_the_ssd_is_promoted_once_it_has_proved_itself(ssd_node: Callab
     assert tiers(node, space, *blocks) == [(Tier.HOST, Tier.SSD)]
 
 
+@pytest.mark.parametrize("outcome", [CopyOutcome.TARGET_FAILED, CopyOutcome.SOURCE_FAILED, CopyOutcome.SOURCE_CORRUPT])
+def test_a_promotion_that_fails_lists_no_copy_in_memory_and_keeps_no_room(
+    ssd_node: Callable, chain: Callable, space, outcome: CopyOutcome
+) -> None:
+    """A failed transfer between tiers that counts as loaded would serve whatever lay in that memory before."""
+    node, (block,), others = ssd_node(2, admission=AdmissionConfig(promote_after_uses=1)), chain(1), chain(2, start=70)
+    node.put(block)
+    node.finish_io()
+    node.put(*others)
+    node.finish_io()
+    node.state._stock.evict(node.state._stock.index.get(space, others[0].hash), Tier.HOST, "room")
+    assert tiers(node, space, block) == [(Tier.SSD,)]
+    lease = node.acquire(block).lease_id
+    read = node.read(lease, block)
+    node.send(ReadFinished(operation=read.operation, outcomes=(ReadOutcome.OK,)))
+    assert held(node, CopyExtent, CopyReason.PROMOTE)
+    used = node.state.status().tiers[0].used
+    node.copied(outcome)
+    source_is_good = outcome is CopyOutcome.TARGET_FAILED
+    assert tiers(node, space, block) == [(Tier.SSD,) if source_is_good else ()]
+    assert node.state.status().tiers[0].used == used - PAGE
+    (item,) = node.read(lease, block).items
+    assert (item.status, item.extent is not None) == ((ReadStatus.OK, True) if source_is_good else (ReadStatus.IO_ERROR, False))
+
+
 def test_a_block_that_never_proved_itself_is_not_written_to_the_ssd(ssd_node: Callable, chain: Callable, space) -> None:
     node, (once, twice) = ssd_node(8, admission=AdmissionConfig(demote_after_uses=1)), chain(2)
     node.put(once, twice)

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import AnswerLocate, CommitStatus, LocateRequested, ReadStatus, ReserveStatus
+from kvstore.core.events import AnswerLocate, CommitStatus, LocateRequested, ReadStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.core.view import View
 from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
@@ -46,12 +46,12 @@ class OracleClient:
     async def close(self):
         await self.channel.close()
 
-    async def reserve(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
-        return await self.stub.reserve(key_space, [(ref, Bytes(size)) for ref in refs], timeout=TIMEOUT)
+    async def reserve(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE, ttl=None):
+        return await self.stub.reserve(key_space, [ReserveItem(ref, size, ttl) for ref in refs], timeout=TIMEOUT)
 
-    async def put(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE):
+    async def put(self, refs, *, size=PAYLOAD_BYTES, key_space=KEY_SPACE, ttl=None):
         """The commit status of each block, EXISTS and other refusals as their reserve status."""
-        grants = await self.reserve(refs, size=size, key_space=key_space)
+        grants = await self.reserve(refs, size=size, key_space=key_space, ttl=ttl)
         granted = [(ref, grant.write_token) for ref, grant in zip(refs, grants, strict=True) if grant.status is ReserveStatus.GRANTED]
         payloads = [_payload(ref, size, key_space) for ref, _ in granted]
         chunks = (

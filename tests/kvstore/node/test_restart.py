@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.errors import ConfigError, UnsupportedFormat
+from kvstore.ids import LayoutFingerprint, Namespace
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.units import KIB, Bytes, seconds
 
@@ -47,6 +48,25 @@ def test_a_deleted_block_stays_deleted_over_restarts(serving, chain, push_to_ssd
         for _ in range(2):
             async with serving(ssd=True) as (_, client):
                 assert await client.stub.probe_prefix(client.key_space, refs, timeout=SOON) == [True] * 6 + [False] * 2
+
+    asyncio.run(scenario())
+
+
+def test_blocks_of_another_layout_or_tenant_on_the_disk_are_a_miss_after_the_restart(serving, chain, key_space):
+    """The model was quantised anew, split otherwise, or its RoPE changed: what lies there means other numbers now."""
+    others = (key_space._replace(layout=LayoutFingerprint(b"other layout".ljust(32))), key_space._replace(namespace=Namespace("cellar")))
+
+    async def scenario():
+        refs = chain("a", 8)
+        async with serving(ssd=True) as (_, client):
+            await client.store(refs)
+        async with serving(ssd=True) as (server, client):
+            assert server.recovery.records == 8
+            for other in others:
+                assert await client.get(refs, key_space=other) == 0
+                await client.store(refs[:2], key_space=other)
+                assert await client.get(refs, key_space=other) == 2
+            assert await client.get(refs) == 8
 
     asyncio.run(scenario())
 

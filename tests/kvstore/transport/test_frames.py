@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kvstore.core.events import ReserveItem
 from kvstore.core.extent import Tier
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
 from kvstore.transport.control_frames import (
@@ -54,7 +55,7 @@ BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
         ),
         ReleaseBody(LeaseId(7), SPACE, ()),
         ReleaseBody(LeaseId(7), SPACE, HASHES),
-        ReserveBody(SPACE, tuple((ref, 1 << 40) for ref in REFS)),
+        ReserveBody(SPACE, tuple(ReserveItem(ref, 1 << 40, ttl) for ref in REFS for ttl in (None, Nanos(0), Nanos(5)))),
     )
 ] + [(pack_write_body(items), unpack_write_body, items) for items in ([WriteItem(WriteToken(1 << 63), 1 << 40, seconds(3))] * 2,)]
 BODIES += [
