@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Converted models; in the clone, so that 'make clean' takes everything away.
 export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
-.PHONY: help setup demo up test check format sim bench examples proto clean
+.PHONY: help setup demo up test check format sim bench bench-pd examples proto clean
 
 help:
 	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
@@ -29,6 +29,7 @@ help:
 	@echo "make check   format, lint, types, layers, generated code up to date"
 	@echo "make sim     a node and a cluster, simulated  (SEED=17 for one, SEEDS=5000 for more)"
 	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
+	@echo "make bench-pd  prefill beside decode: one queue, two queues, two processes"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
 	@echo "make format  rewrite the files as 'make check' wants them"
 	@echo "make clean   remove $(VENV), caches and .larder"
@@ -62,6 +63,10 @@ sim: $(READY)
 bench: $(READY)
 	@$(PY) -c 'import hiredis' 2>/dev/null || $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(PY) -m kvstore.admin.kvctl bench get put --transport shm,tcp,grpc,redis,memcpy --rounds 3 --seconds 1 $(ARGS)
+
+# Takes about four minutes; the target is a p99 gap between tokens at least 3 times shorter than first come first served.
+bench-pd: $(READY)
+	@$(PY) -m kvstore.admin.kvctl bench pd --plot .larder/bench-pd.png $(ARGS)
 
 examples: $(READY)
 	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvstore.errors import ConfigError
 from kvstore.units import Nanos, milliseconds
@@ -13,6 +14,8 @@ from prefill_node.config import ComputeConfig
 class DecodeConfig(ComputeConfig):
     node_id: str = "decode"
     """Name of this member, stable over restarts. Unique in the cluster."""
+    roles: Literal["decode", "both"] = "decode"
+    """both: takes prompts as a prefill node does, too; answers go first, prompts fill the rest of each step."""
     heartbeat_every: Nanos = milliseconds(200)
     """A stream without a token for this long gives a sign of life; at most 250ms, since the gateway takes silence for death."""
     load_patience: float = 1.0

@@ -75,6 +75,8 @@ class ComputeNode:
             EngineConfig(
                 pool_blocks=config.pool_blocks,
                 chunk_tokens=config.chunk_tokens,
+                mixed_tokens=config.mixed_tokens,
+                first_come=config.first_come,
                 max_batch=config.max_batch,
                 step_tokens=max(config.chunk_tokens, config.max_batch + model.layout.block_tokens),
                 threads=config.threads,

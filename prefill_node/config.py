@@ -51,6 +51,10 @@ class ComputeConfig:
     """Tokens of one block; part of the layout, so all nodes must agree."""
     chunk_tokens: int = 512
     """Most tokens of one prompt in one step, and of all prompts together."""
+    mixed_tokens: int = 64
+    """Most prompt tokens in a step in which answers go on too: how long an answer may wait for a prompt."""
+    first_come: bool = False
+    """Compute each prompt whole as soon as it comes, while all answers wait. For comparison: `kvctl bench pd`."""
     max_batch: int = 32
     """Most sequences in one decode step."""
 
@@ -100,6 +104,8 @@ class ComputeConfig:
             raise ConfigError(f"threads must be 0 (one for each CPU) or more: {self.threads}")
         if self.chunk_tokens % self.block_tokens:
             raise ConfigError(f"chunk_tokens ({self.chunk_tokens}) must be a multiple of block_tokens ({self.block_tokens})")
+        if self.mixed_tokens < self.block_tokens:
+            raise ConfigError(f"mixed_tokens ({self.mixed_tokens}) must be at least block_tokens ({self.block_tokens})")
         if self.drain_flush > seconds(10):
             raise ConfigError("drain_flush must be at most 10s: a supervisor gives a stopping process no more")
 

@@ -12,7 +12,7 @@ from decode_node.gateway.nodes import Backends, DecodeBackend, DecodeLoad, Model
 from decode_node.gateway.roster import Roster, Tracked
 from decode_node.gateway.router import DecodeCandidate, PrefillCandidate
 from kvstore.clock import Clock
-from kvstore.core.view import Role
+from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Role
 from kvstore.registry.view_source import ViewSource
 from kvstore.units import Nanos, to_seconds
 
@@ -54,21 +54,24 @@ class Fleet:
         registry_answers: Callable[[], bool] = lambda: True,
     ) -> None:
         self.decode: Roster[DecodeBackend, DecodeLoad] = Roster(
-            Role.DECODE,
+            "decode",
+            roles=DECODE_ROLES,
             connect=backends.decode,
             poll=lambda backend: backend.load(timeout=poll_timeout),
             poll_every=poll_every,
             clock=clock,
         )
         self.prefill: Roster[PrefillBackend, PrefillLoad] = Roster(
-            Role.PREFILL,
+            "prefill",
+            roles=PREFILL_ROLES,
             connect=backends.prefill,
             poll=lambda backend: backend.load(timeout=poll_timeout),
             poll_every=poll_every,
             clock=clock,
         )
         self.stores: Roster[StoreBackend, bool] = Roster(
-            Role.STORE,
+            "store",
+            roles={Role.STORE},
             connect=backends.store,
             poll=lambda backend: backend.hello(timeout=poll_timeout),
             poll_every=poll_every,

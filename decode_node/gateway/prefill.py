@@ -14,6 +14,7 @@ from decode_node.gateway.fleet import Fleet, PrefillNode
 from decode_node.gateway.nodes import ModelIdentity, PrefillProgress
 from decode_node.gateway.router import RoutingPolicy, choose_prefill
 from kvstore.clock import Clock
+from kvstore.core.view import Role
 from kvstore.errors import InvalidRequest, LarderError, Unavailable
 from kvstore.ids import Namespace, NodeId
 from kvstore.units import Nanos, seconds, to_seconds
@@ -33,6 +34,8 @@ class PrefillReport:
     """False: the uncached tail is short, or no prefill node can be used."""
     cached_blocks: int = 0
     """Leading blocks that were there before; known when a node said so."""
+    decode_at: NodeId | None = None
+    """The node of choice decodes as well: it computes the prompt as part of the answer, without the detour over the store."""
 
 
 @dataclass(slots=True)
@@ -73,8 +76,10 @@ class PrefillStage:
             )
             if node_id is None:
                 break
-            tried.append(node_id)
             node = self._fleet.prefill.nodes[node_id]
+            if node.member.role is Role.BOTH:
+                return PrefillReport(attempted=bool(tried), cached_blocks=cached_blocks or 0, decode_at=node_id)
+            tried.append(node_id)
             progress = _Progress()
             try:
                 with node.busy(tokens=uncached):

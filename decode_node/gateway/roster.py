@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -94,15 +94,17 @@ class Roster(Generic[Backend, Load]):
 
     def __init__(
         self,
-        role: Role,
+        name: str,
         *,
+        roles: Collection[Role],
         connect: Callable[[NodeId, str], Backend],
         poll: Callable[[Backend], Awaitable[Load]],
         poll_every: Nanos,
         clock: Clock,
     ) -> None:
         self.nodes: dict[NodeId, Tracked[Backend, Load]] = {}
-        self._role = role
+        self._name = name
+        self._roles = roles
         self._connect = connect
         self._poll_backend = poll
         self._poll_every_s = to_seconds(poll_every)
@@ -122,7 +124,7 @@ class Roster(Generic[Backend, Load]):
 
     def follow(self, members: Iterable[Member], group: asyncio.TaskGroup) -> None:
         """Make the roster what the view says. A new boot id is a new node: nothing known of the old one holds."""
-        present = {member.node_id: member for member in members if member.role == self._role and member.state in _FOLLOWED_STATES}
+        present = {member.node_id: member for member in members if member.role in self._roles and member.state in _FOLLOWED_STATES}
         for node_id, node in list(self.nodes.items()):
             member = present.get(node_id)
             if member is not None and (member.boot_id, member.address) == (node.member.boot_id, node.member.address):
@@ -148,7 +150,7 @@ class Roster(Generic[Backend, Load]):
             except LarderError as error:
                 node.misses += 1
                 if node.misses == MISSES_UNTIL_SUSPECT:
-                    logger.warning("%s node %s does not answer: %s", self._role, node.member.node_id, error)
+                    logger.warning("%s node %s does not answer: %s", self._name, node.member.node_id, error)
             await asyncio.sleep(self._poll_every_s)
 
 

@@ -232,6 +232,8 @@ class GatewayService:
             block_tokens=block_tokens,
             identity=prompt.served.identity,
         )
+        if report.decode_at is not None:
+            self._affinity.remember(prompt.chain, report.decode_at)
         return Preparation(cached_blocks=max(cached_blocks, report.cached_blocks), prefilled=report.attempted)
 
     async def _probe(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.core.placement import place
-from kvstore.core.view import Member, Role, View
+from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
 from kvstore.errors import LarderError
 from kvstore.ids import NodeId
 from kvstore.rpc.admin_stub import AdminStub, Evicted, RepairProgress, VerifyProgress
@@ -49,8 +49,8 @@ async def nodes(access: ClusterAccess) -> Record:
 async def status(access: ClusterAccess) -> Record:
     view = await read_view(access)
     stores = await ask_each(_alive(view, Role.STORE), lambda _, channel: AdminStub(channel).status(timeout=seconds(5)))
-    decodes = await ask_each(_alive(view, Role.DECODE), lambda _, channel: decode_load(channel, timeout=seconds(5)))
-    prefills = await ask_each(_alive(view, Role.PREFILL), lambda _, channel: prefill_load(channel, timeout=seconds(5)))
+    decodes = await ask_each(_alive(view, *DECODE_ROLES), lambda _, channel: decode_load(channel, timeout=seconds(5)))
+    prefills = await ask_each(_alive(view, *PREFILL_ROLES), lambda _, channel: prefill_load(channel, timeout=seconds(5)))
     gateway: Record | None = None
     try:
         health = await gateway_health(access)
@@ -167,8 +167,8 @@ async def _stream_each(
     ]
 
 
-def _alive(view: View, role: Role) -> list[Member]:
-    return reachable([member for member in view.members if member.role == role])
+def _alive(view: View, *roles: Role) -> list[Member]:
+    return reachable([member for member in view.members if member.role in roles])
 
 
 def _member_record(member: Member) -> Record:

@@ -35,6 +35,8 @@ class ClusterPlan:
     store_nodes: int = 3
     prefill_nodes: int = 1
     decode_nodes: int = 2
+    both_nodes: int = 0
+    """Nodes with both roles in one process."""
     gateway_port: int = 0
     replicas: int = 2
     rung: str = "int8"
@@ -43,7 +45,7 @@ class ClusterPlan:
     """Further keys of every prefill and decode node."""
 
     def __post_init__(self) -> None:
-        for key, least in (("store_nodes", 0), ("prefill_nodes", 0), ("decode_nodes", 1)):
+        for key, least in (("store_nodes", 0), ("prefill_nodes", 0), ("both_nodes", 0), ("decode_nodes", 0 if self.both_nodes else 1)):
             if not least <= getattr(self, key) <= MAX_NODES:
                 raise ConfigError(f"{key.replace('_', ' ')} must be {least} to {MAX_NODES}: {getattr(self, key)}")
 
@@ -104,7 +106,7 @@ class LocalCluster:
     def stop(self) -> None:
         """Gateway first, Redis last, so that each can still say goodbye to those it knows."""
         try:
-            for roles in (("gateway",), ("decode", "prefill"), ("store",)):
+            for roles in (("gateway",), ("decode", "prefill", "both"), ("store",)):
                 group = [process for process in self.processes.values() if process.role in roles]
                 for process in group:
                     process.terminate()
@@ -132,18 +134,19 @@ class LocalCluster:
             name = f"store-{number}"
             store = {**common, "node_id": name, "zone": f"zone-{number}", "ssd_path": str(plan.folder / f"{name}.ssd")}
             yield LocalProcess(name=name, role="store", module="kvstore.node", settings=store, folder=plan.folder)
-        for role, count in (("prefill", plan.prefill_nodes), ("decode", plan.decode_nodes)):
+        for role, count in (("prefill", plan.prefill_nodes), ("decode", plan.decode_nodes), ("both", plan.both_nodes)):
             for number in range(1, count + 1):
                 name = f"{role}-{number}"
-                settings = {**compute, "node_id": name}
-                yield LocalProcess(name=name, role=role, module=f"{role}_node", settings=settings, folder=plan.folder)
+                settings = {**compute, "node_id": name, **({"roles": "both"} if role == "both" else {})}
+                module = "prefill_node" if role == "prefill" else "decode_node"
+                yield LocalProcess(name=name, role=role, module=module, settings=settings, folder=plan.folder)
         gateway = {**common, **model, "http_port": plan.gateway_port, "replicas": plan.replicas}
         yield LocalProcess(name="gateway", role="gateway", module="decode_node.gateway", settings=gateway, folder=plan.folder)
 
     def _wait_until_gateway_ready(self, *, timeout: Nanos) -> None:
         """The gateway serves before it has met the nodes; its /health says when it has."""
         deadline = time.monotonic_ns() + timeout
-        whole = self.plan.store_nodes >= self.plan.replicas and self.plan.prefill_nodes > 0
+        whole = self.plan.store_nodes >= self.plan.replicas and self.plan.prefill_nodes + self.plan.both_nodes > 0
         wanted = ("ok",) if whole else ("ok", "degraded")
         with httpx.Client(base_url=self.gateway_url, timeout=5, trust_env=False) as client:
             while time.monotonic_ns() < deadline:

@@ -17,6 +17,9 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from kvstore.admin.core_bench import core_cost
+from kvstore.admin.local_cluster import cache_dir_from_environment
+from kvstore.admin.pd_bench import Load, compare
+from kvstore.admin.pd_bench import save_plot as save_pd_plot
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
@@ -44,8 +47,12 @@ class BenchGroup(TyperGroup):
 
 
 bench = typer.Typer(
-    cls=BenchGroup, help="Measure puts and gets (put, get, mixed), or the core of a store node (core).", no_args_is_help=True
+    cls=BenchGroup,
+    help="Measure puts and gets (put, get, mixed), the core of a store node (core), prefill beside decode (pd).",
+    no_args_is_help=True,
 )
+
+_LOAD = Load()
 
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 
@@ -125,6 +132,33 @@ def bench_core(
     disk.add_row("write", f"{speed.write:.2f}", f"{speed.dd_write:.2f}", f"{speed.write_share:.2f}")
     disk.add_row("read", f"{speed.read:.2f}", f"{speed.dd_read:.2f}", f"{speed.read_share:.2f}")
     _out.print(table, disk)
+
+
+@bench.command("pd")
+def bench_pd(
+    seconds: Annotated[float, typer.Option(min=1, help="Of arrivals, for each way.")] = _LOAD.seconds,
+    chats: Annotated[float, typer.Option(min=0.01, help="Short chats a second.")] = _LOAD.chats_per_s,
+    longs: Annotated[float, typer.Option(min=0, help="Long prompts a second.")] = _LOAD.longs_per_s,
+    long_words: Annotated[int, typer.Option(min=1, help="Words of a long prompt.")] = _LOAD.long_words,
+    seed: Annotated[int, typer.Option(help="Of the load.")] = _LOAD.seed,
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, a .gguf file, or default.")] = "default",
+    plot: Annotated[Path | None, typer.Option(help="Draw the gaps between tokens into this PNG.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Prefill beside decode under long prompts: first come first served, two queues in one process, two processes."""
+    load = Load(seconds=seconds, chats_per_s=chats, longs_per_s=longs, long_words=long_words, seed=seed)
+    rows = compare(load, model=model, cache_dir=cache_dir_from_environment(), tell=lambda text: _err.print(text))
+    if plot is not None:
+        save_pd_plot(rows, plot)
+    if as_json:
+        print(json.dumps({"load": dataclasses.asdict(load), "rows": rows}), flush=True)
+        return
+    pairs = ("chat_itl_ms", "chat_ttft_ms", "long_ttft_ms")
+    table = Table("way", *(f"{name.replace('_', ' ')} {at}" for name in pairs for at in ("p50", "p99")), "tokens/s", "failed")
+    for row in rows:
+        values = [str(row[name][at]) for name in pairs for at in ("p50", "p99")]
+        table.add_row(row["way"], *values, str(row["tokens_per_s"]), str(row["failed"]))
+    _out.print(table)
 
 
 def _replay_table(rows: list[Row]) -> Table:

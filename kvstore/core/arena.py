@@ -22,7 +22,7 @@ class Arena:
         self._pages = capacity // ALIGNMENT
         self._used_pages = 0
         self._generation = 0
-        self._live: dict[int, int] = {}  # offset -> generation
+        self._starts = bytearray(-(-self._pages // 8))  # bit per page: a live extent starts there
         self._free_at: dict[int, int] = {}  # first page -> pages
         self._free_until: dict[int, int] = {}  # page after the last -> first page
         self._classes: dict[int, dict[int, None]] = {}  # size class -> first pages, oldest first
@@ -53,19 +53,23 @@ class Arena:
         if start is None:
             return None
         found = self._free_at[start]
-        self._take_free(start)
         if found > pages:
-            self._put_free(start + pages, found - pages)
+            # From the span's end: its start, and nearly always its class, stay.
+            self._shorten(start, found, pages)
+            start += found - pages
+        else:
+            self._take_free(start)
         self._generation += 1
-        offset = start * ALIGNMENT
-        self._live[offset] = self._generation
+        self._starts[start >> 3] |= 1 << (start & 7)
         self._used_pages += pages
-        return Extent(self._tier, 0, offset, length, Generation(self._generation))
+        return Extent(self._tier, 0, start * ALIGNMENT, length, Generation(self._generation))
 
-    def free(self, *, offset: int, length: int, generation: int) -> None:
-        """Gives the extent back. A second time, or with a stale generation, is a bug."""
+    def free(self, *, offset: int, length: int) -> None:
+        """Gives the extent back. Twice is a bug. (A copy gives its room back once, by the table of its life; so no generation is kept
+        here for a second look: that took 50 bytes a block.)"""
         start, pages = offset // ALIGNMENT, _pages_of(length)
-        assert self._live.pop(offset, None) == generation, f"extent at {offset} generation {generation} is not live"
+        assert self._starts[start >> 3] >> (start & 7) & 1, f"no live extent starts at {offset}"
+        self._starts[start >> 3] ^= 1 << (start & 7)
         self._used_pages -= pages
         before = self._free_until.get(start)
         if before is not None:
@@ -96,6 +100,17 @@ class Arena:
         size_class = _class_of(pages)
         self._classes.setdefault(size_class, {})[start] = None
         self._filled |= 1 << size_class
+
+    def _shorten(self, start: int, found: int, by: int) -> None:
+        """The free span of `found` pages loses its last ones."""
+        left = found - by
+        if _class_of(found) != _class_of(left):
+            self._take_free(start)
+            self._put_free(start, left)
+            return
+        self._free_at[start] = left
+        del self._free_until[start + found]
+        self._free_until[start + left] = start
 
     def _take_free(self, start: int) -> None:
         pages = self._free_at.pop(start)

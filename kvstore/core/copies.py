@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum, auto
+from enum import IntEnum, auto
+from struct import Struct
 
-from kvstore.core.extent import Extent, Tier
+from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.ids import Generation
 
 
-class CopyState(Enum):
+class CopyState(IntEnum):
     RESERVED = auto()
     """Has room; a writer may be filling it."""
     VERIFYING = auto()
@@ -23,7 +24,7 @@ class CopyState(Enum):
     FREE = auto()
 
 
-class CopyEvent(Enum):
+class CopyEvent(IntEnum):
     COMMIT_ASKED = auto()
     VERIFIED = auto()
     REFUSED = auto()
@@ -51,24 +52,41 @@ TRANSITIONS: dict[tuple[CopyState, CopyEvent], CopyState] = {
 """A pair without a row is a bug."""
 
 
-class Copy:
-    """Mutable; owned by the store state. Slots, no dict: there is one per copy."""
+_PLACE = Struct("<IIQ")  # page, length, generation
 
-    __slots__ = ("generation", "holds", "length", "offset", "region", "state", "tier")
+
+class Copy:
+    """Mutable; owned by the store state. There is one per copy, so the numbers that seldom change are packed: an int object takes 32
+    bytes, a packed one 4 or 8 (kvstore/core/LOG.md)."""
+
+    __slots__ = ("holds", "packed", "state")
+
+    tier: Tier
+    region: int
 
     def __init__(self, extent: Extent, state: CopyState) -> None:
-        self.tier: Tier = extent.tier
-        self.region = extent.region
-        self.offset = extent.offset
-        self.length = extent.length
-        self.generation: Generation = extent.generation
+        self.packed = _PLACE.pack(extent.offset // ALIGNMENT, extent.length, extent.generation)
+        """_PLACE, and after it what a subclass keeps there."""
         self.state = state
         self.holds = 0
         """I/O operations in flight that read it (reads, verifications, copies out of it). While above 0 its bytes stay."""
 
     @property
     def extent(self) -> Extent:
-        return Extent(self.tier, self.region, self.offset, self.length, self.generation)
+        page, length, generation = _PLACE.unpack_from(self.packed)
+        return Extent(self.tier, self.region, page * ALIGNMENT, length, generation)
+
+    @property
+    def offset(self) -> int:
+        return int(_PLACE.unpack_from(self.packed)[0] * ALIGNMENT)
+
+    @property
+    def length(self) -> int:
+        return int(_PLACE.unpack_from(self.packed)[1])
+
+    @property
+    def generation(self) -> Generation:
+        return Generation(_PLACE.unpack_from(self.packed)[2])
 
     def on(self, event: CopyEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -80,3 +98,25 @@ class Copy:
     def unhold(self) -> None:
         assert self.holds > 0
         self.holds -= 1
+
+
+class HostCopy(Copy):
+    __slots__ = ()
+    tier = Tier.HOST
+    region = 0
+
+
+class SsdCopy(Copy):
+    __slots__ = ("region",)
+    tier = Tier.SSD
+
+    def __init__(self, extent: Extent, state: CopyState) -> None:
+        super().__init__(extent, state)
+        self.region = extent.region
+
+
+_KINDS: dict[Tier, type[Copy]] = {Tier.HOST: HostCopy, Tier.SSD: SsdCopy}
+
+
+def copy_at(extent: Extent, state: CopyState) -> Copy:
+    return _KINDS[extent.tier](extent, state)

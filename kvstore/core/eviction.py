@@ -7,6 +7,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
 from kvstore.core.index import Entry
+from kvstore.ids import BlockHash
+
+_MOST_OFFERED = 1024
 
 
 class EvictionQueue(Protocol):
@@ -47,22 +50,17 @@ class EvictionPolicy(Protocol):
 
 
 class LruPolicy:
-    """Least recently used first. Of one use, the last block of the chain is the coldest: a prefix without its head is worthless."""
+    """Least recently used first."""
 
     def __init__(self) -> None:
-        self._rank = 0
+        self._uses = UseClock()
         self._queues = 0
 
     def listed(self, entry: Entry) -> None:
-        self._rank += 1
-        entry.last_used = self._rank
+        self._uses.listed(entry)
 
     def used(self, entries: Sequence[Entry]) -> None:
-        rank = self._rank
-        for entry in reversed(entries):
-            rank += 1
-            entry.last_used = rank
-        self._rank = rank
+        self._uses.used(entries)
 
     def unlisted(self, entry: Entry, *, evicted: bool) -> None:
         """What is gone is forgotten."""
@@ -72,8 +70,31 @@ class LruPolicy:
         return RankedQueue(may_go, bit=1 << (self._queues - 1))
 
 
+class UseClock:
+    """Ranks uses. The blocks of one use have one rank, for an int of its own takes each 32 bytes; among them the end of the chain is the
+    coldest (`Entry.__lt__`): a prefix without its head is worthless."""
+
+    def __init__(self) -> None:
+        self._rank = 0
+        self._last_listed: BlockHash | None = None
+
+    def listed(self, entry: Entry) -> None:
+        """Blocks of a chain that are listed one after another are one use."""
+        if entry.parent != self._last_listed:
+            self._rank += 1
+        self._last_listed = entry.hash
+        entry.last_used = self._rank
+
+    def used(self, entries: Sequence[Entry]) -> None:
+        self._rank = rank = self._rank + 1
+        self._last_listed = None
+        for entry in entries:
+            entry.last_used = rank
+
+
 class RankedQueue:
     """A heap by `last_used`, put right lazily: a use or a lease costs no heap operation; an outdated head is re-ranked or dropped when met.
+    What is offered waits aside until room is needed, or many have gathered: most blocks have a child by then, and are no candidates.
 
     Cost: offer O(log n), discard O(1), take O(log n), all amortized.
     """
@@ -82,13 +103,24 @@ class RankedQueue:
         """`bit`: of `Entry.queued`; this queue's alone."""
         self._may_go = may_go
         self._bit = bit
-        self._heap: list[tuple[int, Entry]] = []  # ranks are unique, entries never compared
+        self._heap: list[tuple[int, Entry]] = []
+        self._offered: list[Entry] = []  # not in the heap yet
         self._discarded = 0
 
     def offer(self, entry: Entry) -> None:
         if not entry.queued & self._bit:
             entry.queued |= self._bit
-            heappush(self._heap, (entry.last_used, entry))
+            self._offered.append(entry)
+            if len(self._offered) >= _MOST_OFFERED:
+                self._look_at_offered()
+
+    def _look_at_offered(self) -> None:
+        for entry in self._offered:
+            if self._may_go(entry):
+                heappush(self._heap, (entry.last_used, entry))
+            else:
+                entry.queued &= ~self._bit
+        self._offered.clear()
 
     def discard(self, entry: Entry) -> None:
         if entry.queued & self._bit:
@@ -97,6 +129,8 @@ class RankedQueue:
                 self._rebuild()
 
     def take(self) -> Entry | None:
+        if self._offered:
+            self._look_at_offered()
         heap = self._heap
         while heap:
             rank, entry = heap[0]

@@ -20,6 +20,11 @@ ALIGNMENT = 4096
 """Every extent starts at a multiple of this, so that direct I/O and page-wise mapping work without copying."""
 
 
+MAX_PAYLOAD_BYTES = (1 << 32) - 1
+MAX_SPAN_BYTES = ALIGNMENT << 32
+"""16 TiB, of one arena or region: page numbers and lengths are kept in 32 bits each."""
+
+
 class Extent(NamedTuple):
     """A span of one tier that holds, or will hold, exactly one payload.
 

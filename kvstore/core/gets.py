@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from kvstore.core.copies import Copy, CopyState
 from kvstore.core.events import (
-    AcquiredBlock,
     AcquireRequested,
     AnswerAcquire,
     AnswerProbe,
@@ -25,12 +24,11 @@ from kvstore.core.events import (
     RenewRequested,
 )
 from kvstore.core.extent import Tier
-from kvstore.core.index import Entry
+from kvstore.core.index import Entry, acquired_blocks
 from kvstore.core.stock import Stock
 from kvstore.ids import LeaseId
 from kvstore.units import Nanos
 
-_READABLE = CopyState.READABLE
 _SERVES_LEASES = (CopyState.READABLE, CopyState.RECLAIMING)
 
 
@@ -60,7 +58,7 @@ class Gets:
         stock = self._stock
         stock.end_due_among(event.key_space, (block.hash for block in event.blocks))
         found = stock.index.leading_runs(event.key_space, event.blocks)
-        entries = list(dict.fromkeys(entry for entry in found if entry is not None))
+        entries = list(dict.fromkeys([entry for entry in found if entry is not None]))
         granted = stock.leases.grant(event.key_space, entries, ttl=event.ttl, now=now) if entries else None
         if granted is None:
             nothing = AnswerAcquire(request_id=event.request_id, lease_id=LeaseId(0), ttl=Nanos(0), blocks=(None,) * len(event.blocks))
@@ -69,17 +67,7 @@ class Gets:
         if event.counts:
             self._count_use(entries)
         lease_id, ttl = granted
-        host, ssd = Tier.HOST, Tier.SSD
-        blocks = tuple(
-            [
-                None
-                if entry is None
-                else AcquiredBlock(entry.length, entry.checksum, host, entry.host.extent)
-                if entry.host is not None and entry.host.state is _READABLE
-                else AcquiredBlock(entry.length, entry.checksum, ssd)
-                for entry in found
-            ]
-        )
+        blocks = tuple(acquired_blocks(found))
         stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=blocks))
 
     def _count_use(self, entries: list[Entry]) -> None:

@@ -61,11 +61,9 @@ class LeaseTable:
         """(id, ttl) of a lease on the entries; an entry named twice is covered once. None: too many leases."""
         if len(self._leases) >= self._config.max_leases:
             return None
-        covered: dict[BlockHash, Entry] = {}
-        for entry in entries:
-            if entry.hash not in covered:
-                covered[entry.hash] = entry
-                entry.leases += 1
+        covered = {entry.hash: entry for entry in entries}
+        for entry in covered.values():
+            entry.leases += 1
         granted = self._bounded(ttl)
         lease_id = LeaseId(self._next_id)
         self._next_id += 1

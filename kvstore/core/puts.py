@@ -23,7 +23,7 @@ from kvstore.core.events import (
     VerifyExtent,
     VerifyOutcome,
 )
-from kvstore.core.extent import round_up
+from kvstore.core.extent import MAX_PAYLOAD_BYTES, round_up
 from kvstore.core.index import Entry
 from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
@@ -111,7 +111,7 @@ class Puts:
             return ReserveGrant(ReserveStatus.EXISTS)
         if (key_space, item.block.hash) in stock.reservations:
             return ReserveGrant(ReserveStatus.PENDING)
-        if not length >= 0 or round_up(length) > stock.arena.capacity or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
+        if not 0 <= length <= MAX_PAYLOAD_BYTES or round_up(length) > stock.arena.capacity or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
             return ReserveGrant(ReserveStatus.TOO_LARGE)
         if not stock.quota.could_ever_fit(namespace, length):
             return ReserveGrant(ReserveStatus.QUOTA)

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 
 from kvstore.core.admission import Admission
 from kvstore.core.arena import Arena
-from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.events import (
     CopyOutcome,
     Instruction,
@@ -130,14 +130,13 @@ class Stock:
         """The copy is READABLE and the entry's one in its tier."""
         assert copy.state is _READABLE
         if copy.tier is Tier.HOST:
-            assert entry.host is None
-            entry.host = copy
+            entry.settle(copy)
             if not entry.readable_ssd:
                 self.want_demotion(entry)
         else:
             assert entry.ssd is None
             assert self.regions is not None
-            entry.ssd = copy
+            entry.settle(copy)
             self.regions.add_live(copy, entry)
             self.undemoted.pop(entry, None)
 
@@ -233,9 +232,7 @@ class Stock:
             return
         for copy in (entry.host, entry.ssd):
             if copy is not None and copy.state in _ENDING and copy.holds == 0:
-                if copy.tier is Tier.HOST:
-                    entry.host = None
-                else:
+                if copy.tier is Tier.SSD:
                     entry.ssd = None
                 self._free_after_life(entry, copy)
 
@@ -252,7 +249,7 @@ class Stock:
         """A copy in room that was just allocated."""
         self.quota.charge(key_space.namespace, extent.length)
         self.copies[extent.tier] += 1
-        return Copy(extent, state)
+        return copy_at(extent, state)
 
     def give_back(self, key_space: KeySpace, copy: Copy) -> None:
         """The copy, FREE now, returns its room."""
@@ -260,7 +257,7 @@ class Stock:
         self.quota.refund(key_space.namespace, copy.length)
         self.copies[copy.tier] -= 1
         if copy.tier is Tier.HOST:
-            self.arena.free(offset=copy.offset, length=copy.length, generation=copy.generation)
+            self.arena.free(offset=copy.offset, length=copy.length)
         else:
             assert self.regions is not None
             self.regions.freed(copy.region)
@@ -387,7 +384,7 @@ class Stock:
             parent = self.index.get(entry.key_space, entry.parent)
             if parent is not None and parent.children == 0 and parent in waiting and not entry.listed:
                 heappush(ready, (parent.last_used, parent))
-        yield from sorted(waiting, key=lambda entry: entry.last_used)
+        yield from sorted(waiting, key=lambda entry: (entry.last_used, -entry.index))
 
     def end_expired_leases(self, now: Nanos) -> None:
         ended, entries = self.leases.expire(now)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.expiry import MAX_TTL
-from kvstore.core.extent import ALIGNMENT
+from kvstore.core.extent import ALIGNMENT, MAX_SPAN_BYTES
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
@@ -66,8 +66,8 @@ class StoreConfig:
     """How long a block of a namespace lives when its put does not say; not named: without end."""
 
     def __post_init__(self) -> None:
-        if self.host_capacity < ALIGNMENT:
-            raise ConfigError(f"host_capacity must be at least {ALIGNMENT} bytes, not {self.host_capacity}")
+        if not ALIGNMENT <= self.host_capacity <= MAX_SPAN_BYTES:
+            raise ConfigError(f"host_capacity must be {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.host_capacity}")
         if self.reservation_timeout <= 0:
             raise ConfigError("reservation_timeout must be above 0")
         for namespace, ttl in self.ttls.items():

@@ -111,7 +111,7 @@ class Tiering:
         """From now on everything in the host tier is worth demoting, hottest first. Heads are hotter than what follows them."""
         self._stop = request_id
         self._writer.hurry()
-        hottest_first = sorted(self._stock.undemoted, key=lambda entry: -entry.last_used)
+        hottest_first = sorted(self._stock.undemoted, key=lambda entry: (-entry.last_used, entry.index))
         self._stock.undemoted = OrderedDict.fromkeys(hottest_first)
 
     def demotes_now(self) -> bool:

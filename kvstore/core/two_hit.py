@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvstore.core.eviction import RankedQueue
+from kvstore.core.eviction import RankedQueue, UseClock
 from kvstore.core.ghost import GhostList
 from kvstore.core.index import Entry
 
@@ -28,7 +28,7 @@ class TwoHitPolicy:
     """
 
     def __init__(self) -> None:
-        self._rank = 0
+        self._uses = UseClock()
         self._queues = 0
         self._count = [0, 0]
         self._ghosts = (GhostList(), GhostList())
@@ -46,8 +46,7 @@ class TwoHitPolicy:
                 entry.segment = _PROVEN
                 break
         self._count[entry.segment] += 1
-        self._rank += 1
-        entry.last_used = self._rank
+        self._uses.listed(entry)
 
     def _regret(self, segment: int, total: int) -> None:
         other = self._remembered[1 - segment]
@@ -58,15 +57,12 @@ class TwoHitPolicy:
             self._share = max(LEAST_SHARE, self._share - step)
 
     def used(self, entries: Sequence[Entry]) -> None:
-        rank = self._rank
+        self._uses.used(entries)
         proven = 0
-        for entry in reversed(entries):
-            rank += 1
-            entry.last_used = rank
+        for entry in entries:
             if entry.segment == _PROBATION and entry.listed:
                 entry.segment = _PROVEN
                 proven += 1
-        self._rank = rank
         self._count[_PROBATION] -= proven
         self._count[_PROVEN] += proven
 

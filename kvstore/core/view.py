@@ -13,6 +13,12 @@ class Role(StrEnum):
     STORE = "store"
     PREFILL = "prefill"
     DECODE = "decode"
+    BOTH = "both"
+    """Prefill and decode in one process."""
+
+
+PREFILL_ROLES = frozenset({Role.PREFILL, Role.BOTH})
+DECODE_ROLES = frozenset({Role.DECODE, Role.BOTH})
 
 
 class MemberState(StrEnum):

@@ -15,6 +15,10 @@ class EngineConfig:
     """Sequences that run at once."""
     chunk_tokens: int = 512
     """Most tokens of one prompt computed in one prefill step."""
+    mixed_tokens: int = 64
+    """Most tokens of prefill chunks in a step that has decode rows: how long an answer may wait for a prompt."""
+    first_come: bool = False
+    """A prompt is computed whole in one step as soon as it runs, and all decode rows wait for it. For comparison."""
     step_tokens: int = 512
     """Most tokens computed in one step over all sequences, so the longest wait between two tokens is bounded."""
     tail_blocks: int = 2
@@ -36,6 +40,8 @@ class EngineConfig:
             raise ConfigError(f"threads and tail_blocks must be at least 0, not {self.threads} and {self.tail_blocks}")
         if self.chunk_tokens < block_tokens:
             raise ConfigError(f"chunk_tokens must be at least one block ({block_tokens} tokens), not {self.chunk_tokens}")
+        if self.mixed_tokens < block_tokens:
+            raise ConfigError(f"mixed_tokens must be at least one block ({block_tokens} tokens), not {self.mixed_tokens}")
         if self.step_tokens < self.max_batch + block_tokens:
             raise ConfigError(
                 f"step_tokens must be at least max_batch + block_tokens ({self.max_batch + block_tokens}), not {self.step_tokens}: "

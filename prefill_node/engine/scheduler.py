@@ -3,7 +3,7 @@
 Rules, in this order:
 1. Every running sequence that generates gets one decode row.
 2. What the step's token budget has left goes to uncovered tails (more decode rows) and to prefill chunks, first come first served
-   within aged priority, several short prompts in one step.
+   within aged priority, several short prompts in one step; beside decode rows, chunks have at most `mixed_tokens`.
 3. When the pool is full, the sequence that stands last in that order gives its blocks back and waits again (its sealed blocks stay
    listed until they are reused). The first in the order always gets its blocks from the others, so it always ends.
 4. A sequence whose turn comes, and whose sealed blocks are not all in the pool (it was preempted, or there was no room to fetch them),
@@ -106,8 +106,11 @@ class Scheduler:
         plan = StepPlan()
         budget = self._config.step_tokens
         self._admit(plan)
+        if self._config.first_come and self._plan_one_prompt(plan):
+            return plan
         one_row = {id(sequence) for sequence in self._running if self._in_rows(sequence)}
         budget -= len(one_row)
+        chunk_budget = self._config.mixed_tokens if one_row else budget
         for sequence in sorted(self._running, key=order):
             if sequence.state is not SequenceState.RUNNING:
                 continue  # given up for one that stands before it
@@ -115,14 +118,27 @@ class Scheduler:
                 plan.complete.append(sequence)
                 continue
             own = 1 if id(sequence) in one_row else 0
-            count = self._count(sequence, budget + own)
+            count = self._count(sequence, budget + own if self._in_rows(sequence) else min(budget, chunk_budget))
             if count == 0 or not self._grow(sequence, sequence.computed + count, plan):
                 budget += own
                 continue
             budget -= count - own
             span = Span(sequence, sequence.computed, count)
-            (plan.rows if self._in_rows(sequence) else plan.chunks).append(span)
+            if self._in_rows(sequence):
+                plan.rows.append(span)
+            else:
+                plan.chunks.append(span)
+                chunk_budget -= count
         return plan
+
+    def _plan_one_prompt(self, plan: StepPlan) -> bool:
+        """All of the first prompt that is not computed yet, whatever the limits of a step. False: there is none."""
+        prompts = [sequence for sequence in self._running if sequence.computed < sequence.chunk_end]
+        first = min(prompts, key=order, default=None)
+        if first is None or not self._grow(first, first.chunk_end, plan):
+            return False
+        plan.chunks.append(Span(first, first.computed, first.chunk_end - first.computed))
+        return True
 
     def _admit(self, plan: StepPlan) -> None:
         """Waiting sequences join while there is a place and the pool could hold what they miss beside what they have."""

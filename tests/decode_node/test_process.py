@@ -133,3 +133,34 @@ def test_a_node_told_to_stop_hands_its_stream_over_and_one_killed_loses_nothing(
         assert got == whole
 
     asyncio.run(main())
+
+
+def test_one_process_takes_both_roles(redis_url: str, tiny_folder: Path, tmp_path: Path, seed: int) -> None:
+    settings = {"redis_url": redis_url, "model": str(tiny_folder), "threads": 1, "pool_blocks": 64, "dtype": "float32"}
+    settings |= {"roles": "both", "node_id": "both-1"}
+    process = LocalProcess(name="both-1", role="both", module="decode_node", settings=settings, folder=tmp_path)
+    prompt = [random.Random(seed).randrange(3, 500) for _ in range(70)]
+
+    async def main() -> None:
+        async with RedisRegistry(redis_url) as registry:
+            member = registry.view.member(NodeId("both-1"))
+            assert member is not None
+            assert member.role is Role.BOTH
+        async with grpc.aio.insecure_channel(process.addresses["rpc"]) as channel:
+            prefiller = prefill_pb2_grpc.PrefillServiceStub(channel)
+            asked = prefill_pb2.PrefillRequest(namespace="n", token_ids=prompt)
+            steps = [step async for step in prefiller.Prefill(asked)]
+            assert steps[-1].done
+            request = decode_pb2.GenerateRequest(namespace="n", prompt_token_ids=prompt, max_tokens=5, ignore_eos=True)
+            events = [event async for event in decode_pb2_grpc.DecodeServiceStub(channel).Generate(request)]
+            loaded = next(event.prefix_loaded for event in events if event.WhichOneof("event") == "prefix_loaded")
+            assert loaded.local_blocks == 2
+            assert sum(event.WhichOneof("event") == "token" for event in events) == 5
+
+    try:
+        process.start()
+        wait_until_ready([process], timeout=seconds(120), on_ready=lambda _: None)
+        asyncio.run(main())
+    finally:
+        process.terminate()
+        process.wait(seconds(20))

@@ -100,11 +100,12 @@ class Kitchen:
     decode: list[Any] = field(default_factory=list)
     prefill: list[Any] = field(default_factory=list)
     stores: list[Any] = field(default_factory=list)
+    decode_role: Role = Role.DECODE
     extra_members: list[Member] = field(default_factory=list)
 
     def refresh_view(self, states: dict[str, MemberState] | None = None) -> None:
         """The view of all nodes as they are now."""
-        roles = [(Role.DECODE, self.decode), (Role.PREFILL, self.prefill), (Role.STORE, self.stores)]
+        roles = [(self.decode_role, self.decode), (Role.PREFILL, self.prefill), (Role.STORE, self.stores)]
         members = [
             Member(
                 node_id=NodeId(node.node_id),
@@ -146,11 +147,15 @@ async def opened_kitchen(
     limits: dict[str, Any] | None = None,
     min_prefill_tokens: int = 16,
     send_buffer_bytes: int | None = None,
+    both_roles: bool = False,
     **config: Any,
 ) -> AsyncIterator[Kitchen]:
     shelf = oracle_nodes.Shelf()
     async with AsyncExitStack() as stack:
         decode = [oracle_nodes.DecodeNode(f"decode-{number}", shelf=shelf) for number in range(decode_nodes)]
+        if both_roles:
+            for node in decode:
+                node.prefiller = oracle_nodes.PrefillNode(node.node_id, shelf=shelf)
         prefill = [oracle_nodes.PrefillNode(f"prefill-{number}", shelf=shelf) for number in range(prefill_nodes)]
         stores = [oracle_nodes.StoreNode(f"store-{number}") for number in range(store_nodes)]
         for node in (*decode, *prefill, *stores):
@@ -188,14 +193,23 @@ async def opened_kitchen(
         )
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=20, trust_env=False))
         kitchen = Kitchen(
-            http=http, url=url, port=port, service=service, views=views, shelf=shelf, decode=decode, prefill=prefill, stores=stores
+            http=http,
+            url=url,
+            port=port,
+            service=service,
+            views=views,
+            shelf=shelf,
+            decode=decode,
+            prefill=prefill,
+            stores=stores,
+            decode_role=Role.BOTH if both_roles else Role.DECODE,
         )
         kitchen.refresh_view()
         server = HttpServer(create_app(service), sock, head_timeout=settings.timeouts.head, stop_grace=settings.timeouts.stop)
         for background in (asyncio.ensure_future(fleet.run()), asyncio.ensure_future(server.serve())):
             stack.push_async_callback(_ended, background)
         rosters = (fleet.decode, fleet.prefill, fleet.stores)
-        nodes = len((*decode, *prefill, *stores))
+        nodes = len((*decode, *prefill, *stores)) + (len(decode) if both_roles else 0)
         await kitchen.until(
             lambda: sum(node.answers for roster in rosters for node in roster.nodes.values()) == nodes, "every node has answered a poll"
         )

@@ -126,6 +126,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
     def __init__(self, node_id: str, *, shelf: Shelf | None = None) -> None:
         super().__init__(node_id)
         self.shelf = shelf or Shelf()
+        self.prefiller: PrefillNode | None = None
+        """Serves the other service of a node of both roles."""
         self.requests: list[decode_pb2.GenerateRequest] = []
         self.streams = 0
         self.script: Sequence[int] | None = None
@@ -150,6 +152,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
 
     def _register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
+        if self.prefiller is not None:
+            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self.prefiller, server)
 
     @streaming
     async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
@@ -232,6 +236,7 @@ class PrefillNode(Node, prefill_pb2_grpc.PrefillServiceServicer):
         self.die_after_blocks: int | None = None
         """Publishes so many blocks of each prompt and then fails."""
         self.hang_after_blocks: int | None = None
+        self.queued_tokens = 0
         self.refusal: LarderError | None = None
 
     def _register(self, server: Any) -> None:
@@ -265,7 +270,12 @@ class PrefillNode(Node, prefill_pb2_grpc.PrefillServiceServicer):
     async def Load(self, request: prefill_pb2.PrefillLoadRequest, context: Any) -> prefill_pb2.PrefillLoadResponse:
         await self.while_frozen()
         return prefill_pb2.PrefillLoadResponse(
-            node_id=self.node_id, model="oracle", layout_fingerprint=LAYOUT, model_digest=self.digest, tokens_per_s=1000.0
+            node_id=self.node_id,
+            model="oracle",
+            layout_fingerprint=LAYOUT,
+            model_digest=self.digest,
+            tokens_per_s=1000.0,
+            queued_tokens=self.queued_tokens,
         )
 
 

@@ -154,3 +154,22 @@ class Failing:
 
     async def probe_prefix(self, key_space, chain):
         raise self.failure
+
+
+def test_a_node_of_both_roles_computes_the_prompt_where_it_answers(serving) -> None:
+    """No detour over the store: the answer goes to the node that would have prefilled, and nothing waits for a publish."""
+
+    async def scenario(kitchen) -> None:
+        busy, free = kitchen.decode
+        busy.prefiller.queued_tokens = 1000
+        roster = kitchen.service.fleet.prefill
+        await kitchen.until(
+            lambda: any(node.load.queued_tokens for node in roster.nodes.values() if node.load), "the gateway knows which one is busy"
+        )
+        body = (await kitchen.complete(PROMPT)).json()
+        assert body["usage"]["larder"]["decode_nodes"] == [free.node_id]
+        assert body["choices"][0]["text"] == kitchen.expected_text(PROMPT, 1, 20)
+        assert busy.prefiller.requests == free.prefiller.requests == []
+        assert (await kitchen.http.get("/health")).json()["status"] == "ok"
+
+    serving(scenario, prefill_nodes=0, both_roles=True)

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.core.copies import TRANSITIONS, Copy, CopyEvent, CopyState
+from kvstore.core.copies import TRANSITIONS, Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.extent import Extent, Tier
 from kvstore.ids import Generation
 
 
 def copy(state: CopyState) -> Copy:
-    return Copy(Extent(Tier.HOST, 0, 4096, 100, Generation(1)), state)
+    return copy_at(Extent(Tier.HOST, 0, 4096, 100, Generation(1)), state)
 
 
 def test_nothing_leaves_free_and_everything_can_reach_it() -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.index import Entry
 from kvstore.core.manifest import encode_footer
 from kvstore.core.region import TRANSITIONS, RegionEvent, RegionState, RegionTable, record_of
@@ -32,7 +32,7 @@ def fill_region(regions: RegionTable, space, block, *, length: int = PAGE) -> li
     filled = []
     while regions.has_room(space, length):
         entry = Entry(key_space=space, block=block, length=length, checksum=1)
-        copy = Copy(regions.allocate(space, length, generation=Generation(1)), CopyState.WRITING)
+        copy = copy_at(regions.allocate(space, length, generation=Generation(1)), CopyState.WRITING)
         copy.on(CopyEvent.FILLED)
         regions.add_live(copy, entry)
         regions.write_ended(copy)
@@ -183,7 +183,7 @@ class RegionsAgainstAList(RuleBasedStateMachine):
         entry = Entry(
             key_space=self.space, block=BlockRef(hash=hashed, parent=hashed, stripe=hashed, index=0), length=pages * PAGE, checksum=1
         )
-        copy = Copy(self.regions.allocate(self.space, pages * PAGE, generation=Generation(self.generation)), CopyState.WRITING)
+        copy = copy_at(self.regions.allocate(self.space, pages * PAGE, generation=Generation(self.generation)), CopyState.WRITING)
         assert copy.region == self.open
         assert copy.offset == (self.end[self.open] + 1) * PAGE, "front to back"
         self.end[self.open] += 1 + pages

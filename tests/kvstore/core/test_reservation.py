@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.copies import Copy, CopyState
+from kvstore.core.copies import Copy, CopyState, copy_at
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.reservation import ReservationTable
 from kvstore.ids import Generation
@@ -10,7 +10,7 @@ from kvstore.units import Nanos
 
 
 def copy() -> Copy:
-    return Copy(Extent(Tier.HOST, 0, 0, 1, Generation(1)), CopyState.RESERVED)
+    return copy_at(Extent(Tier.HOST, 0, 0, 1, Generation(1)), CopyState.RESERVED)
 
 
 def test_a_token_is_spent_once_and_its_key_stays_taken_until_closed(chain: Callable, space) -> None:

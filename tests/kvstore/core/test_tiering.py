@@ -373,7 +373,7 @@ def test_a_graceful_stop_demotes_hottest_first_seals_and_then_says_so(ssd_node: 
     assert node.reserve(chain(1, start=99)[0]).grants[0].status is ReserveStatus.NO_ROOM
     node.written()
     order = [copy.checksum for copy in held(node, CopyExtent, CopyReason.DEMOTE)]
-    assert order == [int.from_bytes(block.hash[:8], "little") for block in (*hot, cold[1], cold[0])]
+    assert order == [int.from_bytes(block.hash[:8], "little") for block in (*hot, *cold)]
     while held(node, CopyExtent, CopyReason.DEMOTE):
         node.copied()
     (footer,) = held(node, WriteRegion, RegionWriteReason.SEAL)

@@ -132,7 +132,7 @@ def test_a_region_file_cut_short_gives_what_is_left_and_two_lines_in_the_log(ser
         caplog.clear()
         async with serving(ssd=True) as (server, client):
             assert 10 <= server.recovery.records < 20
-            assert await client.get(refs) >= 10
+            assert 8 <= await client.get(refs) <= server.recovery.records, "the whole first stripe at least"
             await client.store(refs)
             assert await client.get(refs) == 20
 

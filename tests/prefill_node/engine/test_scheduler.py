@@ -221,3 +221,40 @@ def test_a_cached_prompt_still_computes_its_last_block_for_the_logits():
     device.add(16, 1)
     plan = device.step()
     assert [(span.start, span.count) for span in plan.rows] == [(12, 4)]
+
+
+def _advance(plan):
+    for span in plan.rows + plan.chunks:
+        span.sequence.computed = span.start + span.count
+
+
+def test_beside_answers_a_prompt_gets_a_small_share_of_each_step_and_alone_all_of_it():
+    config = EngineConfig(pool_blocks=64, max_batch=4, chunk_tokens=40, step_tokens=48, mixed_tokens=8, tail_blocks=1)
+    device = Device(config)
+    answer = device.add(3, 50)
+    first = device.scheduler.plan()
+    assert [span.sequence for span in first.rows] == [answer]
+    _advance(first)
+    answer.append(7)
+    prompt = device.add(90, 1, first_token=100)
+    mixed = device.scheduler.plan()
+    assert [span.count for span in mixed.rows] == [1]
+    assert [(span.sequence, span.count) for span in mixed.chunks] == [(prompt, 8)]
+    _advance(mixed)
+    device.end(answer)
+    assert [span.count for span in device.scheduler.plan().chunks] == [40]
+
+
+def test_first_come_computes_a_whole_prompt_while_answers_wait():
+    config = EngineConfig(pool_blocks=64, max_batch=4, chunk_tokens=16, step_tokens=20, mixed_tokens=8, tail_blocks=1, first_come=True)
+    device = Device(config)
+    answer = device.add(3, 50)
+    _advance(device.scheduler.plan())
+    answer.append(7)
+    prompts = [device.add(90, 1, first_token=100 * i) for i in (1, 2)]
+    for prompt in prompts:
+        plan = device.scheduler.plan()
+        assert plan.rows == []
+        assert [(span.sequence, span.count) for span in plan.chunks] == [(prompt, 88)]
+        _advance(plan)
+    assert {id(span.sequence) for span in device.scheduler.plan().rows} == {id(s) for s in (answer, *prompts)}
