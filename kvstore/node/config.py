@@ -79,6 +79,9 @@ class NodeConfig:
     """Offer payloads over TCP; off: only by gRPC (and shared memory)."""
     data_port: int = 0
     """Of the payloads over TCP, on `host`; 0: a free one."""
+    ucx: bool = True
+    """Offer payloads over UCX where ucxx is installed (extra ucx), arranged over `data_port`. UCX opens ports of its own, on the interfaces
+    of UCX_NET_DEVICES; the hosts that reach them must be trusted."""
     shm: ShmAccess = ShmAccess.READ_WRITE
     """Whether processes of the same user on the same machine map the host tier: off, read (the kernel refuses every write but the
     node's own), or read_write (writers put payloads in place, and could spoil others')."""

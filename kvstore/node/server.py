@@ -233,6 +233,7 @@ class NodeServer:
             data_port=self._doors.port,
             local_door=self._doors.local_door,
             machine=machine_identity(),
+            ucx=self._doors.offers_ucx,
         )
 
     def _make_repair(self) -> Repair:

@@ -42,6 +42,8 @@ class Greeting:
     local_door: str
     """Name of an abstract Unix socket; empty: none."""
     machine: str
+    ucx: bool
+    """The TCP door speaks of transfers by UCX too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ class StoreStub:
             answer.data_port,
             answer.local_door,
             answer.machine,
+            answer.ucx,
         )
 
     async def reserve(

@@ -24,13 +24,18 @@ _sym_db = _symbol_database.Default()
 
 
 
+<<<<<<< HEAD
 DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/store.proto\x12\x07kvpb.v1\"9\n\x08KeySpace\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x02 \x01(\x0c\"G\n\x08\x42lockRef\x12\x0c\n\x04hash\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0e\n\x06stripe\x18\x03 \x01(\x0c\x12\r\n\x05index\x18\x04 \x01(\r\"\x0e\n\x0cHelloRequest\"\x87\x01\n\rHelloResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x12\n\nlocal_door\x18\x06 \x01(\t\x12\x0f\n\x07machine\x18\x07 \x01(\t\"f\n\x0bReserveItem\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x13\n\x06ttl_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_ttl_ms\"t\n\x0eReserveRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x05items\x18\x02 \x03(\x0b\x32\x14.kvpb.v1.ReserveItem\x12\x17\n\x0fspare_room_only\x18\x03 \x01(\x08\"q\n\x0cReserveGrant\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.kvpb.v1.ReserveStatus\x12\x13\n\x0bwrite_token\x18\x02 \x01(\x04\x12\x14\n\x0c\x61rena_offset\x18\x03 \x01(\x04\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"T\n\x0fReserveResponse\x12%\n\x06grants\x18\x01 \x03(\x0b\x32\x15.kvpb.v1.ReserveGrant\x12\x1a\n\x12reservation_ttl_ms\x18\x02 \x01(\r\"E\n\nWriteChunk\x12\x13\n\x0bwrite_token\x18\x01 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"-\n\rWriteResponse\x12\x1c\n\x14refused_write_tokens\x18\x01 \x03(\x04\"8\n\nCommitItem\x12\x13\n\x0bwrite_token\x18\x01 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x02 \x01(\x06\"3\n\rCommitRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.kvpb.v1.CommitItem\"9\n\x0e\x43ommitResponse\x12\'\n\x08statuses\x18\x01 \x03(\x0e\x32\x15.kvpb.v1.CommitStatus\"]\n\x12ProbePrefixRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"&\n\x13ProbePrefixResponse\x12\x0f\n\x07present\x18\x01 \x03(\x08\"\x95\x01\n\rAcquiredBlock\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\x12\x1b\n\x04tier\x18\x04 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x19\n\x0c\x61rena_offset\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_arena_offset\"u\n\x14\x41\x63quirePrefixRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x14\n\x0clease_ttl_ms\x18\x03 \x01(\r\"w\n\x15\x41\x63quirePrefixResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x02 \x01(\r\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.kvpb.v1.AcquiredBlock\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"U\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12$\n\tkey_space\x18\x02 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"p\n\tReadChunk\x12\x0c\n\x04item\x18\x01 \x01(\r\x12#\n\x06status\x18\x02 \x01(\x0e\x32\x13.kvpb.v1.ReadStatus\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04last\x18\x05 \x01(\x08\"6\n\x0cRenewRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x02 \x01(\r\"5\n\rRenewResponse\x12\x14\n\x0clease_ttl_ms\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"p\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\x12\x16\n\x0e\x63orrupt_hashes\x18\x03 \x03(\x0c\x12$\n\tkey_space\x18\x04 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\"\x11\n\x0fReleaseResponse\"X\n\rDeleteRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\x08*\xd6\x01\n\rReserveStatus\x12\x1e\n\x1aRESERVE_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESERVE_STATUS_GRANTED\x10\x01\x12\x19\n\x15RESERVE_STATUS_EXISTS\x10\x02\x12\x1a\n\x16RESERVE_STATUS_PENDING\x10\x03\x12\x1a\n\x16RESERVE_STATUS_NO_ROOM\x10\x04\x12\x18\n\x14RESERVE_STATUS_QUOTA\x10\x05\x12\x1c\n\x18RESERVE_STATUS_TOO_LARGE\x10\x06*\xa0\x01\n\x0c\x43ommitStatus\x12\x1d\n\x19\x43OMMIT_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMMIT_STATUS_STORED\x10\x01\x12\x19\n\x15\x43OMMIT_STATUS_EXPIRED\x10\x02\x12\x1e\n\x1a\x43OMMIT_STATUS_BAD_CHECKSUM\x10\x03\x12\x1c\n\x18\x43OMMIT_STATUS_INCOMPLETE\x10\x04*G\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\x0c\n\x08TIER_SSD\x10\x03*\x8c\x01\n\nReadStatus\x12\x1b\n\x17READ_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0eREAD_STATUS_OK\x10\x01\x12\x1a\n\x16READ_STATUS_NOT_LEASED\x10\x02\x12\x17\n\x13READ_STATUS_CORRUPT\x10\x03\x12\x18\n\x14READ_STATUS_IO_ERROR\x10\x04\x32\x86\x05\n\x0cStoreService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12<\n\x07Reserve\x12\x17.kvpb.v1.ReserveRequest\x1a\x18.kvpb.v1.ReserveResponse\x12>\n\rWritePayloads\x12\x13.kvpb.v1.WriteChunk\x1a\x16.kvpb.v1.WriteResponse(\x01\x12\x39\n\x06\x43ommit\x12\x16.kvpb.v1.CommitRequest\x1a\x17.kvpb.v1.CommitResponse\x12H\n\x0bProbePrefix\x12\x1b.kvpb.v1.ProbePrefixRequest\x1a\x1c.kvpb.v1.ProbePrefixResponse\x12N\n\rAcquirePrefix\x12\x1d.kvpb.v1.AcquirePrefixRequest\x1a\x1e.kvpb.v1.AcquirePrefixResponse\x12:\n\x0cReadPayloads\x12\x14.kvpb.v1.ReadRequest\x1a\x12.kvpb.v1.ReadChunk0\x01\x12\x36\n\x05Renew\x12\x15.kvpb.v1.RenewRequest\x1a\x16.kvpb.v1.RenewResponse\x12<\n\x07Release\x12\x17.kvpb.v1.ReleaseRequest\x1a\x18.kvpb.v1.ReleaseResponse\x12\x39\n\x06\x44\x65lete\x12\x16.kvpb.v1.DeleteRequest\x1a\x17.kvpb.v1.DeleteResponseb\x06proto3')
+=======
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/store.proto\x12\x07kvpb.v1\"9\n\x08KeySpace\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x02 \x01(\x0c\"G\n\x08\x42lockRef\x12\x0c\n\x04hash\x18\x01 \x01(\x0c\x12\x0e\n\x06parent\x18\x02 \x01(\x0c\x12\x0e\n\x06stripe\x18\x03 \x01(\x0c\x12\r\n\x05index\x18\x04 \x01(\r\"\x0e\n\x0cHelloRequest\"\x94\x01\n\rHelloResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tdata_port\x18\x05 \x01(\r\x12\x12\n\nlocal_door\x18\x06 \x01(\t\x12\x0f\n\x07machine\x18\x07 \x01(\t\x12\x0b\n\x03ucx\x18\x08 \x01(\x08\"f\n\x0bReserveItem\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x13\n\x06ttl_ms\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\t\n\x07_ttl_ms\"[\n\x0eReserveRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x05items\x18\x02 \x03(\x0b\x32\x14.kvpb.v1.ReserveItem\"q\n\x0cReserveGrant\x12&\n\x06status\x18\x01 \x01(\x0e\x32\x16.kvpb.v1.ReserveStatus\x12\x13\n\x0bwrite_token\x18\x02 \x01(\x04\x12\x14\n\x0c\x61rena_offset\x18\x03 \x01(\x04\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"T\n\x0fReserveResponse\x12%\n\x06grants\x18\x01 \x03(\x0b\x32\x15.kvpb.v1.ReserveGrant\x12\x1a\n\x12reservation_ttl_ms\x18\x02 \x01(\r\"E\n\nWriteChunk\x12\x13\n\x0bwrite_token\x18\x01 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\"-\n\rWriteResponse\x12\x1c\n\x14refused_write_tokens\x18\x01 \x03(\x04\"8\n\nCommitItem\x12\x13\n\x0bwrite_token\x18\x01 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x02 \x01(\x06\"3\n\rCommitRequest\x12\"\n\x05items\x18\x01 \x03(\x0b\x32\x13.kvpb.v1.CommitItem\"9\n\x0e\x43ommitResponse\x12\'\n\x08statuses\x18\x01 \x03(\x0e\x32\x15.kvpb.v1.CommitStatus\"]\n\x12ProbePrefixRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"&\n\x13ProbePrefixResponse\x12\x0f\n\x07present\x18\x01 \x03(\x08\"\x95\x01\n\rAcquiredBlock\x12\r\n\x05\x66ound\x18\x01 \x01(\x08\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\x12\x1b\n\x04tier\x18\x04 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x19\n\x0c\x61rena_offset\x18\x05 \x01(\x04H\x00\x88\x01\x01\x42\x0f\n\r_arena_offset\"u\n\x14\x41\x63quirePrefixRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x14\n\x0clease_ttl_ms\x18\x03 \x01(\r\"w\n\x15\x41\x63quirePrefixResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x02 \x01(\r\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.kvpb.v1.AcquiredBlock\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"U\n\x0bReadRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12$\n\tkey_space\x18\x02 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x03 \x03(\x0c\"p\n\tReadChunk\x12\x0c\n\x04item\x18\x01 \x01(\r\x12#\n\x06status\x18\x02 \x01(\x0e\x32\x13.kvpb.v1.ReadStatus\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\x0c\n\x04last\x18\x05 \x01(\x08\"6\n\x0cRenewRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x14\n\x0clease_ttl_ms\x18\x02 \x01(\r\"5\n\rRenewResponse\x12\x14\n\x0clease_ttl_ms\x18\x01 \x01(\r\x12\x0e\n\x06ticket\x18\x02 \x01(\x0c\"p\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\x04\x12\x0e\n\x06hashes\x18\x02 \x03(\x0c\x12\x16\n\x0e\x63orrupt_hashes\x18\x03 \x03(\x0c\x12$\n\tkey_space\x18\x04 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\"\x11\n\x0fReleaseResponse\"X\n\rDeleteRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"!\n\x0e\x44\x65leteResponse\x12\x0f\n\x07\x64\x65leted\x18\x01 \x03(\x08*\xd6\x01\n\rReserveStatus\x12\x1e\n\x1aRESERVE_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESERVE_STATUS_GRANTED\x10\x01\x12\x19\n\x15RESERVE_STATUS_EXISTS\x10\x02\x12\x1a\n\x16RESERVE_STATUS_PENDING\x10\x03\x12\x1a\n\x16RESERVE_STATUS_NO_ROOM\x10\x04\x12\x18\n\x14RESERVE_STATUS_QUOTA\x10\x05\x12\x1c\n\x18RESERVE_STATUS_TOO_LARGE\x10\x06*\xa0\x01\n\x0c\x43ommitStatus\x12\x1d\n\x19\x43OMMIT_STATUS_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43OMMIT_STATUS_STORED\x10\x01\x12\x19\n\x15\x43OMMIT_STATUS_EXPIRED\x10\x02\x12\x1e\n\x1a\x43OMMIT_STATUS_BAD_CHECKSUM\x10\x03\x12\x1c\n\x18\x43OMMIT_STATUS_INCOMPLETE\x10\x04*G\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\x0c\n\x08TIER_GPU\x10\x01\x12\r\n\tTIER_HOST\x10\x02\x12\x0c\n\x08TIER_SSD\x10\x03*\x8c\x01\n\nReadStatus\x12\x1b\n\x17READ_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0eREAD_STATUS_OK\x10\x01\x12\x1a\n\x16READ_STATUS_NOT_LEASED\x10\x02\x12\x17\n\x13READ_STATUS_CORRUPT\x10\x03\x12\x18\n\x14READ_STATUS_IO_ERROR\x10\x04\x32\x86\x05\n\x0cStoreService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12<\n\x07Reserve\x12\x17.kvpb.v1.ReserveRequest\x1a\x18.kvpb.v1.ReserveResponse\x12>\n\rWritePayloads\x12\x13.kvpb.v1.WriteChunk\x1a\x16.kvpb.v1.WriteResponse(\x01\x12\x39\n\x06\x43ommit\x12\x16.kvpb.v1.CommitRequest\x1a\x17.kvpb.v1.CommitResponse\x12H\n\x0bProbePrefix\x12\x1b.kvpb.v1.ProbePrefixRequest\x1a\x1c.kvpb.v1.ProbePrefixResponse\x12N\n\rAcquirePrefix\x12\x1d.kvpb.v1.AcquirePrefixRequest\x1a\x1e.kvpb.v1.AcquirePrefixResponse\x12:\n\x0cReadPayloads\x12\x14.kvpb.v1.ReadRequest\x1a\x12.kvpb.v1.ReadChunk0\x01\x12\x36\n\x05Renew\x12\x15.kvpb.v1.RenewRequest\x1a\x16.kvpb.v1.RenewResponse\x12<\n\x07Release\x12\x17.kvpb.v1.ReleaseRequest\x1a\x18.kvpb.v1.ReleaseResponse\x12\x39\n\x06\x44\x65lete\x12\x16.kvpb.v1.DeleteRequest\x1a\x17.kvpb.v1.DeleteResponseb\x06proto3')
+>>>>>>> main
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpb.v1.store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+<<<<<<< HEAD
   _globals['_RESERVESTATUS']._serialized_start=2127
   _globals['_RESERVESTATUS']._serialized_end=2341
   _globals['_COMMITSTATUS']._serialized_start=2344
@@ -39,6 +44,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIER']._serialized_end=2577
   _globals['_READSTATUS']._serialized_start=2580
   _globals['_READSTATUS']._serialized_end=2720
+=======
+  _globals['_RESERVESTATUS']._serialized_start=2115
+  _globals['_RESERVESTATUS']._serialized_end=2329
+  _globals['_COMMITSTATUS']._serialized_start=2332
+  _globals['_COMMITSTATUS']._serialized_end=2492
+  _globals['_TIER']._serialized_start=2494
+  _globals['_TIER']._serialized_end=2565
+  _globals['_READSTATUS']._serialized_start=2568
+  _globals['_READSTATUS']._serialized_end=2708
+>>>>>>> main
   _globals['_KEYSPACE']._serialized_start=32
   _globals['_KEYSPACE']._serialized_end=89
   _globals['_BLOCKREF']._serialized_start=91
@@ -46,6 +61,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HELLOREQUEST']._serialized_start=164
   _globals['_HELLOREQUEST']._serialized_end=178
   _globals['_HELLORESPONSE']._serialized_start=181
+<<<<<<< HEAD
   _globals['_HELLORESPONSE']._serialized_end=316
   _globals['_RESERVEITEM']._serialized_start=318
   _globals['_RESERVEITEM']._serialized_end=420
@@ -93,4 +109,53 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DELETERESPONSE']._serialized_end=2124
   _globals['_STORESERVICE']._serialized_start=2723
   _globals['_STORESERVICE']._serialized_end=3369
+=======
+  _globals['_HELLORESPONSE']._serialized_end=329
+  _globals['_RESERVEITEM']._serialized_start=331
+  _globals['_RESERVEITEM']._serialized_end=433
+  _globals['_RESERVEREQUEST']._serialized_start=435
+  _globals['_RESERVEREQUEST']._serialized_end=526
+  _globals['_RESERVEGRANT']._serialized_start=528
+  _globals['_RESERVEGRANT']._serialized_end=641
+  _globals['_RESERVERESPONSE']._serialized_start=643
+  _globals['_RESERVERESPONSE']._serialized_end=727
+  _globals['_WRITECHUNK']._serialized_start=729
+  _globals['_WRITECHUNK']._serialized_end=798
+  _globals['_WRITERESPONSE']._serialized_start=800
+  _globals['_WRITERESPONSE']._serialized_end=845
+  _globals['_COMMITITEM']._serialized_start=847
+  _globals['_COMMITITEM']._serialized_end=903
+  _globals['_COMMITREQUEST']._serialized_start=905
+  _globals['_COMMITREQUEST']._serialized_end=956
+  _globals['_COMMITRESPONSE']._serialized_start=958
+  _globals['_COMMITRESPONSE']._serialized_end=1015
+  _globals['_PROBEPREFIXREQUEST']._serialized_start=1017
+  _globals['_PROBEPREFIXREQUEST']._serialized_end=1110
+  _globals['_PROBEPREFIXRESPONSE']._serialized_start=1112
+  _globals['_PROBEPREFIXRESPONSE']._serialized_end=1150
+  _globals['_ACQUIREDBLOCK']._serialized_start=1153
+  _globals['_ACQUIREDBLOCK']._serialized_end=1302
+  _globals['_ACQUIREPREFIXREQUEST']._serialized_start=1304
+  _globals['_ACQUIREPREFIXREQUEST']._serialized_end=1421
+  _globals['_ACQUIREPREFIXRESPONSE']._serialized_start=1423
+  _globals['_ACQUIREPREFIXRESPONSE']._serialized_end=1542
+  _globals['_READREQUEST']._serialized_start=1544
+  _globals['_READREQUEST']._serialized_end=1629
+  _globals['_READCHUNK']._serialized_start=1631
+  _globals['_READCHUNK']._serialized_end=1743
+  _globals['_RENEWREQUEST']._serialized_start=1745
+  _globals['_RENEWREQUEST']._serialized_end=1799
+  _globals['_RENEWRESPONSE']._serialized_start=1801
+  _globals['_RENEWRESPONSE']._serialized_end=1854
+  _globals['_RELEASEREQUEST']._serialized_start=1856
+  _globals['_RELEASEREQUEST']._serialized_end=1968
+  _globals['_RELEASERESPONSE']._serialized_start=1970
+  _globals['_RELEASERESPONSE']._serialized_end=1987
+  _globals['_DELETEREQUEST']._serialized_start=1989
+  _globals['_DELETEREQUEST']._serialized_end=2077
+  _globals['_DELETERESPONSE']._serialized_start=2079
+  _globals['_DELETERESPONSE']._serialized_end=2112
+  _globals['_STORESERVICE']._serialized_start=2711
+  _globals['_STORESERVICE']._serialized_end=3357
+>>>>>>> main
 # @@protoc_insertion_point(module_scope)

@@ -86,7 +86,7 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state", "data_port", "local_door", "machine")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "data_port", "local_door", "machine", "ucx")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class HelloResponse(_message.Message):
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_DOOR_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    UCX_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
@@ -101,7 +102,8 @@ class HelloResponse(_message.Message):
     data_port: int
     local_door: str
     machine: str
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
+    ucx: bool
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ..., ucx: _Optional[bool] = ...) -> None: ...
 
 class ReserveItem(_message.Message):
     __slots__ = ("block", "payload_bytes", "ttl_ms")
