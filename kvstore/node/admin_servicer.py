@@ -125,9 +125,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         )
 
     @guarded
-    async def Drain(self, request: admin_pb2.DrainRequest, context: Any) -> admin_pb2.DrainResponse:
+    async def Drain(self, request: admin_pb2.DrainStoreRequest, context: Any) -> admin_pb2.DrainStoreResponse:
         await self._drain()
-        return admin_pb2.DrainResponse()
+        return admin_pb2.DrainStoreResponse()
 
     @guarded
     async def Rebalance(self, request: admin_pb2.RebalanceRequest, context: Any) -> admin_pb2.RebalanceResponse:

@@ -7,11 +7,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DrainRequest(_message.Message):
+class DrainStoreRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class DrainResponse(_message.Message):
+class DrainStoreResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 

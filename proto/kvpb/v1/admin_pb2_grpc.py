@@ -62,8 +62,8 @@ class AdminServiceStub:
                 _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/kvpb.v1.AdminService/Drain',
-                request_serializer=kvpb_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-                response_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.FromString,
                 _registered_method=True)
         self.Rebalance = channel.unary_unary(
                 '/kvpb.v1.AdminService/Rebalance',
@@ -154,8 +154,8 @@ def add_AdminServiceServicer_to_server(servicer, server):
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
-                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainRequest.FromString,
-                    response_serializer=kvpb_dot_v1_dot_admin__pb2.DrainResponse.SerializeToString,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.SerializeToString,
             ),
             'Rebalance': grpc.unary_unary_rpc_method_handler(
                     servicer.Rebalance,
@@ -324,8 +324,8 @@ class AdminService:
             request,
             target,
             '/kvpb.v1.AdminService/Drain',
-            kvpb_dot_v1_dot_admin__pb2.DrainRequest.SerializeToString,
-            kvpb_dot_v1_dot_admin__pb2.DrainResponse.FromString,
+            kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -223,8 +223,8 @@ def test_a_drain_hands_everything_over_and_says_when_it_is_safe_to_stop(cluster,
             before = await found.held("n1")
             assert not (await found.status("n1")).HasField("drain")
             admin = admin_pb2_grpc.AdminServiceStub(found.clients["n1"].channel)
-            await admin.Drain(admin_pb2.DrainRequest())
-            await admin.Drain(admin_pb2.DrainRequest())  # asked twice
+            await admin.Drain(admin_pb2.DrainStoreRequest())
+            await admin.Drain(admin_pb2.DrainStoreRequest())  # asked twice
             first = await found.status("n1")
             assert first.state == "draining"
             assert (first.drain.safe_to_stop, first.drain.remaining_blocks) == (False, len(before))
