@@ -31,7 +31,7 @@ from kvstore.admin.quality_commands import default_cache_dir
 from kvstore.admin.saved_cluster import default_state_folder
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
-from kvstore.units import parse_size
+from kvstore.units import parse_duration, parse_size
 
 app = typer.Typer(
     help="Look at a Larder cluster, act on it, or run one on this machine.",
@@ -118,6 +118,53 @@ def evict(
     else:
         record = _run(commands.evict_prompt(access, _text(prompt or "")))
     _show(record, as_json, render.outcome_table("evicted", record))
+    _exit_if(any("error" in node for node in record["nodes"]))
+
+
+@app.command()
+def pin(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    hard: Annotated[bool, typer.Option("--hard/--soft", help="Never evicted, or only when nothing else can go.")] = False,
+    ttl: Annotated[str, typer.Option(help="How long: 90s, 30min, 12h; a year at most.")] = "1h",
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the blocks of a prompt from eviction for a time, on every store node that has them. Exit code 1 when a hard pin was refused."""
+    record = _run(commands.pin_prompt(_access(redis, gateway, api_key), _text(prompt), hard=hard, ttl=parse_duration(ttl)))
+    _show(record, as_json, render.outcome_table("pinned", record))
+    _exit_if(any("error" in node or node["refused_blocks"] for node in record["nodes"]))
+
+
+@app.command()
+def unpin(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the pins off the blocks of a prompt."""
+    record = _run(commands.unpin_prompt(_access(redis, gateway, api_key), _text(prompt)))
+    _show(record, as_json, render.outcome_table("unpinned", record))
+    _exit_if(any("error" in node for node in record["nodes"]))
+
+
+@app.command()
+def quota(
+    namespace: Annotated[str, typer.Argument(help="Whose.")],
+    limit: Annotated[str | None, typer.Argument(metavar="[BYTES|none]", help="From now on; not given: only shown.")] = None,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a namespace has on each store node and may have; or set that. Nodes with an SSD keep it over restarts, before their config."""
+    access = _access(redis, None, None)
+    if limit is None:
+        record = _run(commands.quota(access, namespace))
+    else:
+        record = _run(commands.set_quota(access, namespace, None if limit == "none" else parse_size(limit)))
+    _show(record, as_json, render.outcome_table("quota", record))
     _exit_if(any("error" in node for node in record["nodes"]))
 
 

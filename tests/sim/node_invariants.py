@@ -64,6 +64,12 @@ def check_accounting(state: StoreState) -> None:
         assert end <= following, "host extents overlap"
     for key_space in stock.index.key_spaces():
         assert stock.quota.used(key_space.namespace) >= 0
+    for tier, shares in stock._shares.items():
+        assert sum(shares._used.values()) == sum(copy.length for copy in copies if copy.tier is tier), "shares of the namespaces"
+    assert stock.pins.hard_bytes == sum(entry.length for entry, _ in stock.pins if stock.pins.is_hard(entry))
+    assert all(entry.listed for entry, _ in stock.pins)
+    twins = sum(entry.length for entry in stock.index if entry.readable_host and entry.readable_ssd)
+    assert stock.twin_bytes == twins, "room that is free for the taking"
     if stock.regions is not None:
         live = live_bytes = 0
         for region in stock.regions:
