@@ -515,6 +515,9 @@ class RecoveredRegion(NamedTuple):
     sealed: bool
     """Had a valid footer. If not, the shell scanned record headers and verified each payload before it reports the record."""
     records: tuple[RecoveredRecord, ...]
+    unreadable: bool = False
+    """Its header could not be read, which does not mean that nothing is there: it is voided before it counts as free. Or blocks that are
+    deleted meanwhile would be back when a later restart can read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

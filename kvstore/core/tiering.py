@@ -83,6 +83,9 @@ class Tiering:
         assert not len(stock.index)
         self._ready = True
         for found in event.regions:
+            if found.unreadable:
+                regions.recover_unreadable(found.region)
+                continue
             end = max((record.offset + HEADER_BYTES + record.length for record in found.records), default=HEADER_BYTES)
             cursor = min(end, regions.region_bytes) if found.sealed else regions.region_bytes
             regions.recover(region_header(found, region_bytes=regions.region_bytes), cursor=cursor, footer_stale=not found.sealed)
@@ -149,6 +152,9 @@ class Tiering:
         for region, record in self._regions.take_dead(key_space, block):
             erasure.left += 1
             self._writer.erase(region, record, part_erased)
+        for region in self._regions.unread:
+            erasure.left += 1
+            region.waiting_for_footer.append(part_erased)
         for move in self._moves.values():
             if (
                 move.target.tier is Tier.SSD

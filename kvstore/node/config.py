@@ -13,6 +13,7 @@ from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import SsdConfig, StoreConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
+from kvstore.node.repair_config import RepairConfig
 from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
@@ -99,6 +100,7 @@ class NodeConfig:
     """How long a stopping node goes on demoting hot copies to SSD."""
 
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
 
     def __post_init__(self) -> None:
         if not self.node_id:

@@ -86,6 +86,7 @@ class SimulatedNode:
         self.faults = faults
         self.now = Nanos(0)
         self.boots = 0
+        self.disk_stutters = False
         ssd_config = None
         if ssd:
             ssd_config = SsdConfig(
@@ -140,7 +141,8 @@ class SimulatedNode:
         self.stopped = False
         self.next_request = 0
         if self.media.disk:
-            self.hand_in(self.media.recover())
+            self.disk_stutters = self.faults and self.boots > 1 and self.rng.random() < 0.2
+            self.hand_in(self.media.recover(unreadable=0.3 if self.disk_stutters else 0.0))
 
     def crash(self) -> None:
         """kill -9, or power gone: of what was being written any part may be down."""
@@ -158,7 +160,7 @@ class SimulatedNode:
         self._boot()
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
         # A record whose erasure was under way may or may not be found.
-        lost = set() if self.media.has_rot_on_disk else durable - listed
+        lost = set() if self.media.has_rot_on_disk or self.disk_stutters else durable - listed
         assert not lost, f"{len(lost)} of {len(durable)} durable blocks were lost by the restart"
 
     # --- bytes --------------------------------------------------------------------------------------------------------------------------
