@@ -206,14 +206,20 @@ def top(
 
 @measure_commands.bench.command(measure_commands.DEFAULT_BENCH)
 def bench(
-    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed ...", help="What to measure.")],
+    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed|acquire ...", help="What to measure; acquire: the lease alone.")],
     sizes: Annotated[str, typer.Option(help="Bytes of a block, separated by commas.")] = "64k,368k,1m,4m",
     batch: Annotated[int, typer.Option(min=1, help="Blocks of one operation.")] = 16,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Client processes.")] = 1,
     transport: Annotated[
-        str, typer.Option(help="shm, tcp, grpc, or redis and memcpy for comparison; several separated by commas take turns.")
+        str,
+        typer.Option(
+            help="shm, ucx, tcp, grpc, or redis, memcpy and direct (reads of a file) for comparison; several with commas take turns."
+        ),
     ] = "shm,tcp,grpc",
     replicas: Annotated[int, typer.Option(min=1)] = 1,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Store nodes to start; default: as many as replicas.")] = None,
+    ssd: Annotated[bool, typer.Option("--ssd", help="Get from the SSD: a small host tier before it.")] = False,
+    ssd_path: Annotated[Path | None, typer.Option(help="Folder of the SSD files; a temporary one otherwise.")] = None,
     seconds: Annotated[float, typer.Option(min=0.05, help="Of one measurement.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of all of it; the medians are shown.")] = 1,
     in_place: Annotated[bool, typer.Option("--in-place/--copy", help="shm: use the bytes where they lie, or copy them.")] = True,
@@ -234,6 +240,7 @@ def bench(
             seconds=seconds,
             in_place=in_place,
             verify=check,
+            ssd=ssd,
         )
         for op in ops
         for size in sizes.split(",")
@@ -243,9 +250,9 @@ def bench(
         if redis is not None:
             servers = benchmark.Servers(redis, None)
         else:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-", dir=ssd_path)))
             peer = any(measurement.transport == "redis" for measurement in measurements)
-            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=replicas, peer_redis=peer))
+            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=max(nodes or 0, replicas), peer_redis=peer, ssd=ssd))
         rows = benchmark.run_all(servers, measurements, rounds=rounds, tell=_tell)
     if plot is not None:
         benchmark.plot(rows, plot)

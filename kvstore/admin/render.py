@@ -79,11 +79,14 @@ def bench_table(rows: Sequence[Row]) -> Table:
         "p99.9 ms",
         "client s/GB",
         "server s/GB",
+        "shares of the clients",
+        "SSD",
     )
     cells = [
         (
             *(row.op, size_text(row.size_bytes), row.batch, row.clients, row.transport, row.replicas),
             *(row.gb_per_s, row.p50_ms, row.p99_ms, row.p999_ms, row.client_cpu_s_per_gb, row.server_cpu_s_per_gb),
+            *(" ".join(f"{share:.2f}" for share in row.client_shares), row.ssd_share),
         )
         for row in rows
     ]
