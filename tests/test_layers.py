@@ -43,7 +43,7 @@ ONLY_IN = {
     "torch": ("prefill_node/", "decode_node/"),
     "transformers": ("prefill_node/", "decode_node/"),
     "numba": ("kvstore/codec/", "prefill_node/engine/"),
-    "llvmlite": ("prefill_node/engine/",),
+    "llvmlite": ("prefill_node/engine/", "kvstore/codec/"),
 }
 """Package -> the only files (a part of their path) that may import it."""
 

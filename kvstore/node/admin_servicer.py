@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -10,19 +10,20 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.events import (
     AnswerEvict,
-    AnswerList,
     AnswerLocate,
     AnswerVerify,
     CopyVerdict,
     EvictRequested,
-    ListRequested,
     LocateRequested,
     VerifyRequested,
 )
 from kvstore.errors import InvalidRequest
 from kvstore.ids import Namespace
+from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
+from kvstore.node.repairer import Repairer
+from kvstore.node.walk import walk
 from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto
 from kvstore.rpc.server import guarded
 
@@ -31,8 +32,20 @@ _PROGRESS_EVERY = 64
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]  # generated code has no types
-    def __init__(self, node: Node, *, status: Callable[[], admin_pb2.StatusResponse], make_repair: Callable[[], Repair]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        repairer: Repairer,
+        handover: Handover,
+        *,
+        status: Callable[[], admin_pb2.StatusResponse],
+        make_repair: Callable[[], Repair],
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
         self._node = node
+        self._repairer = repairer
+        self._handover = handover
+        self._drain = drain
         self._status = status
         self._make_repair = make_repair
 
@@ -77,17 +90,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
     @guarded
     async def Verify(self, request: admin_pb2.VerifyRequest, context: Any) -> None:
         """One copy after the other, so that it takes at most one thread from readers."""
-        answer = await self._node.ask(ListRequested(request_id=self._node.next_request_id()), AnswerList)
-        copies = [(key_space, owned.block.hash, tier) for key_space, blocks in answer.blocks for owned in blocks for tier in owned.tiers]
-        progress = admin_pb2.VerifyProgress(total_copies=len(copies))
-        for number, (key_space, digest, tier) in enumerate(copies, start=1):
-            verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=digest, tier=tier)
-            verdict = await self._node.ask(verify, AnswerVerify)
-            progress.checked_copies = number
-            progress.checked_bytes += verdict.checked_bytes
-            progress.bad_copies += verdict.verdict is CopyVerdict.BAD
-            if number % _PROGRESS_EVERY == 0:
-                await context.write(progress)
+        progress = admin_pb2.VerifyProgress(total_copies=sum(tier.copies for tier in self._node.state.status().tiers))
+        async with aclosing(walk(self._node)) as blocks:
+            async for key_space, owned in blocks:
+                for tier in owned.tiers:
+                    verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=owned.block.hash, tier=tier)
+                    verdict = await self._node.ask(verify, AnswerVerify)
+                    progress.checked_copies += 1
+                    progress.checked_bytes += verdict.checked_bytes
+                    progress.bad_copies += verdict.verdict is CopyVerdict.BAD
+                    if progress.checked_copies % _PROGRESS_EVERY == 0:
+                        progress.total_copies = max(progress.total_copies, progress.checked_copies)
+                        await context.write(progress)
+        progress.total_copies = progress.checked_copies
         await context.write(progress)
 
     @guarded
@@ -108,4 +123,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
                 failed_blocks=count.failed_blocks,
                 copied_bytes=count.copied_bytes,
             )
+        )
+
+    @guarded
+    async def Drain(self, request: admin_pb2.DrainStoreRequest, context: Any) -> admin_pb2.DrainStoreResponse:
+        await self._drain()
+        return admin_pb2.DrainStoreResponse()
+
+    @guarded
+    async def Rebalance(self, request: admin_pb2.RebalanceRequest, context: Any) -> admin_pb2.RebalanceResponse:
+        if not self._repairer.config.rate and not request.dry_run:
+            raise InvalidRequest("repair.rate is 0 on this node: it sends nothing by itself")
+        found = await self._handover.misplaced()
+        moves: dict[str, admin_pb2.Moves] = {}
+        for shipment in found.shipments:
+            move = moves.setdefault(shipment.target, admin_pb2.Moves(node_id=shipment.target))
+            move.stripes += 1
+            move.blocks += len(shipment.blocks)
+            move.bytes += shipment.bytes
+            if not request.dry_run:
+                self._repairer.queue.put(shipment)
+        return admin_pb2.RebalanceResponse(
+            moves=list(moves.values()), surplus_blocks=found.surplus_blocks, surplus_bytes=found.surplus_bytes
         )

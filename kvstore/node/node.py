@@ -102,9 +102,9 @@ class Node:
         """`recovered`: what is on the SSD; None without an SSD tier."""
         if recovered is not None:
             self.feed(recovered)
-        self._spawn(self._tick())
+        self.spawn(self._tick())
         if self._config.scrub_rate:
-            self._spawn(scrub(self, bytes_per_second=self._config.scrub_rate, pause=SCRUB_PAUSE))
+            self.spawn(scrub(self, bytes_per_second=self._config.scrub_rate, pause=SCRUB_PAUSE))
 
     async def until_crash(self) -> None:
         """Waits; raises the bug when there is one. Cancelling it is harmless."""
@@ -112,20 +112,31 @@ class Node:
 
     async def stop(self) -> None:
         """Demotes what is hot, for as long as `drain_deadline`, and ends every task and thread. The tiers stay open."""
-        if not self._crashed.done():
+        in_time = not self._crashed.done()
+        if in_time:
+            deadline = self._config.drain_deadline
             try:
-                async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
-                    await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
+                async with asyncio.timeout(to_seconds(deadline)):
+                    stop = StopRequested(request_id=self.next_request_id(), within=deadline)
+                    report = (await self.ask(stop, AnswerStop)).report
             except TimeoutError:
-                logger.warning("not all hot copies were on SSD within drain_deadline; the rest is lost")
-        await self.close()
+                in_time = False
+                report = self.state.stop_report()
+            logger.log(
+                logging.WARNING if report.left_blocks and self._writer is not None else logging.INFO,
+                "stop: %d blocks (%d bytes) were saved to the SSD, %d (%d bytes) were left when %s",
+                *report,
+                "all was done" if in_time else f"drain_deadline ({to_seconds(deadline):g} s) was over",
+            )
+        await self.close(finish=in_time)
 
-    async def close(self) -> None:
+    async def close(self, *, finish: bool = True) -> None:
+        """`finish`: writes that wait are done first."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
-            await asyncio.to_thread(self._writer.close)
+            await asyncio.to_thread(self._writer.close, finish=finish)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -151,9 +162,11 @@ class Node:
         assert isinstance(found, answer), f"{found} is no answer to {request}"
         return found
 
-    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash]) -> OpenRead:
-        """The caller must `finish` it, whatever happens."""
-        request = ReadRequested(request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes))
+    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
+        """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
+        request = ReadRequested(
+            request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes), counts=counts
+        )
         plan = await self.ask(request, AnswerRead)
         return self._reads[plan.operation] if plan.operation else OpenRead(plan, self.feed)
 
@@ -215,7 +228,7 @@ class Node:
                 outcome = VerifyOutcome.CORRUPT
             self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
         else:
-            self._spawn(self._verify_in_thread(instruction))
+            self.spawn(self._verify_in_thread(instruction))
 
     async def _verify_in_thread(self, instruction: VerifyExtent) -> None:
         outcome = VerifyOutcome.OK
@@ -232,7 +245,7 @@ class Node:
         if instruction.target.tier is Tier.SSD:
             self._copy_to_ssd(instruction)
         else:
-            self._spawn(self._copy_to_host(instruction))
+            self.spawn(self._copy_to_host(instruction))
 
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
@@ -281,7 +294,8 @@ class Node:
             await asyncio.sleep(to_seconds(self._config.tick_every))
             self.feed(Tick())
 
-    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        """A task that lives until it ends or the node closes; an exception of it is a crash of the node."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

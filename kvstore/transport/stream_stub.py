@@ -61,7 +61,16 @@ class StreamStub(StoreStub):
                 pass
         await super().release(lease_id, key_space, hashes=hashes, corrupt_hashes=corrupt_hashes, timeout=timeout)
 
-    async def reserve(self, key_space: KeySpace, items: Sequence[ReserveItem | tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
+    async def reserve(
+        self,
+        key_space: KeySpace,
+        items: Sequence[ReserveItem | tuple[BlockRef, Bytes]],
+        *,
+        timeout: Nanos,
+        spare_room_only: bool = False,
+    ) -> list[Grant]:
+        if spare_room_only:  # between nodes, and rare
+            return await super().reserve(key_space, items, timeout=timeout, spare_room_only=True)
         asked = ReserveBody(key_space, tuple([ReserveItem(*item) for item in items]))
         try:
             body = await self._ask(FrameKind.RESERVE, asked.pack(), timeout)

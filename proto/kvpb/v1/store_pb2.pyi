@@ -24,6 +24,7 @@ class CommitStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMMIT_STATUS_EXPIRED: _ClassVar[CommitStatus]
     COMMIT_STATUS_BAD_CHECKSUM: _ClassVar[CommitStatus]
     COMMIT_STATUS_INCOMPLETE: _ClassVar[CommitStatus]
+    COMMIT_STATUS_DURABLE: _ClassVar[CommitStatus]
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ COMMIT_STATUS_STORED: CommitStatus
 COMMIT_STATUS_EXPIRED: CommitStatus
 COMMIT_STATUS_BAD_CHECKSUM: CommitStatus
 COMMIT_STATUS_INCOMPLETE: CommitStatus
+COMMIT_STATUS_DURABLE: CommitStatus
 TIER_UNSPECIFIED: Tier
 TIER_GPU: Tier
 TIER_HOST: Tier
@@ -116,12 +118,14 @@ class ReserveItem(_message.Message):
     def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("key_space", "items")
+    __slots__ = ("key_space", "items", "spare_room_only")
     KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_ROOM_ONLY_FIELD_NUMBER: _ClassVar[int]
     key_space: KeySpace
     items: _containers.RepeatedCompositeFieldContainer[ReserveItem]
-    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ...) -> None: ...
+    spare_room_only: bool
+    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ..., spare_room_only: _Optional[bool] = ...) -> None: ...
 
 class ReserveGrant(_message.Message):
     __slots__ = ("status", "write_token", "arena_offset", "ticket")
