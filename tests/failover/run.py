@@ -1,4 +1,4 @@
-"""PYTHONPATH=tests python tests/failover/run.py: decode nodes are killed and stopped under streams, and every token is compared with the undisturbed answer.
+"""PYTHONPATH=tests python tests/failover/run.py: decode nodes are killed and stopped under streams, and every token is compared.
 
 Progress on stderr; the last line on stdout is one JSON object. Exit code 0 only if no token was lost, doubled or wrong.
 """
