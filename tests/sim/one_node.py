@@ -57,7 +57,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.lease import LeaseConfig
-from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
@@ -93,6 +93,7 @@ class SimulatedNode:
                 capacity=Bytes(REGIONS * REGION_BYTES),
                 min_dead_share=self.rng.choice((0.1, 0.25, 0.6)),
                 region_bytes=Bytes(REGION_BYTES),
+                write_policy=self.rng.choice(list(WritePolicy)),
                 demote_above=self.rng.choice((0.0, 0.3, 0.7)),
                 max_moves=self.rng.choice((1, 3, 8)),
                 retry_after=milliseconds(500),
@@ -115,6 +116,7 @@ class SimulatedNode:
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
         self.deleting: dict[RequestId, tuple[KeySpace, tuple[BlockHash, ...]]] = {}
         self.ends: dict[tuple[KeySpace, BlockHash], int] = {}  # when each block must be gone at the latest; 0: never
+        self.was_on_ssd: set[tuple[KeySpace, BlockHash]] = set()  # since its last put, though evicted by now perhaps
         self.first_ends: dict[tuple[KeySpace, BlockHash], int] = {}  # as its put asked, before it was put again
         self.log: deque[str] = deque(maxlen=60)
         self.steps = 0
@@ -214,8 +216,10 @@ class SimulatedNode:
                 self.grants.pop(instruction.write_token, None)
             case AnswerCommit():
                 for (key_space, block), status in zip(self.committing.pop(instruction.request_id), instruction.statuses, strict=True):
-                    if status is CommitStatus.STORED:
+                    if status.is_stored:
                         self.tombs.discard((key_space, block.hash))
+                    if status is CommitStatus.DURABLE:
+                        assert (key_space, block.hash) in self.was_on_ssd, "called durable and was never on the SSD"
             case AnswerProbe():
                 key_space, hashes = self.probing.pop(instruction.request_id)
                 self._check_ends(key_space, [block for block, here in zip(hashes, instruction.present, strict=True) if here])
@@ -234,8 +238,11 @@ class SimulatedNode:
                     if deleted and not taken and not listed and self.state._stock.reservations.find(key_space, block) is None:
                         self.tombs.add((key_space, block))
             case Note(kind=NoteKind.STORED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                self.was_on_ssd.discard((key_space, block.hash))
                 ttl = self.ttls[key_space, block.hash]
                 self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
+            case Note(kind=NoteKind.DEMOTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                self.was_on_ssd.add((key_space, block.hash))
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":
                 self.evicted_now.append(instruction)
             case _:

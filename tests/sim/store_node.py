@@ -30,7 +30,6 @@ from kvstore.core.events import (
     AnswerStop,
     CancelRead,
     CommitRequested,
-    CommitStatus,
     CopyExtent,
     DeleteRequested,
     DiscardReservation,
@@ -328,7 +327,7 @@ class StoreNode:
             case AnswerCommit():
                 assert isinstance(asked, CommitRequested)
                 for commit, status in zip(asked.items, answer.statuses, strict=True):
-                    if status is CommitStatus.STORED:
+                    if status.is_stored:
                         self._tombs.discard(self._key_of[commit.write_token])
             case AnswerDelete():
                 assert isinstance(asked, DeleteRequested)
