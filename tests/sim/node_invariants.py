@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from itertools import pairwise
 
@@ -51,7 +52,9 @@ def check_accounting(state: StoreState) -> None:
     stock = state._stock
     host: list[tuple[int, int]] = []
     ssd = ssd_readable = pages = 0
+    held: Counter[Tier] = Counter()
     for copy in all_copies(state):
+        held[copy.tier] += copy.length
         if copy.tier is Tier.HOST:
             host.append((copy.offset, copy.offset + copy.length))
             pages += max(1, -(-copy.length // ALIGNMENT))
@@ -65,7 +68,7 @@ def check_accounting(state: StoreState) -> None:
     for key_space in stock.index.key_spaces():
         assert stock.quota.used(key_space.namespace) >= 0
     for tier, shares in stock._shares.items():
-        assert sum(shares._used.values()) == sum(copy.length for copy in copies if copy.tier is tier), "shares of the namespaces"
+        assert sum(shares._used.values()) == held[tier], "shares of the namespaces"
     assert stock.pins.hard_bytes == sum(entry.length for entry, _ in stock.pins if stock.pins.is_hard(entry))
     assert all(entry.listed for entry, _ in stock.pins)
     twins = sum(entry.length for entry in stock.index if entry.readable_host and entry.readable_ssd)
