@@ -50,7 +50,7 @@ class BenchGroup(TyperGroup):
 
 bench = typer.Typer(
     cls=BenchGroup,
-    help="Measure puts and gets (put, get, mixed), the core of a store node (core), prefill beside decode (pd), the engine beside transformers (engine).",
+    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine.",
     no_args_is_help=True,
 )
 
