@@ -39,7 +39,7 @@ ONLY_IN = {
     "redis": ("kvstore/registry/", "kvstore/admin/bench_redis.py"),
     "typer": ("kvstore/admin/",),
     "rich": ("kvstore/admin/",),
-    "torch": ("prefill_node/", "decode_node/"),
+    "torch": ("prefill_node/", "decode_node/", "kvstore/tiers/gpu.py"),
     "transformers": ("prefill_node/", "decode_node/"),
     "numba": ("kvstore/codec/", "prefill_node/engine/"),
     "llvmlite": ("prefill_node/engine/",),

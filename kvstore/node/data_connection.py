@@ -174,7 +174,7 @@ class DataConnection:
                     parts += (Header(FrameKind.PAYLOAD, number, len(payload), ReadStatus.OK, index).pack(), payload)
                     gathered += len(payload)
                     whole.append(index)
-                if gathered >= _GATHER_BYTES or index + 1 == len(read.items) or _on_ssd(read, index + 1):
+                if gathered >= _GATHER_BYTES or index + 1 == len(read.items) or _beside_host(read, index + 1):
                     await self._stream.send(parts, idle=self._config.read_deadline, still=still)
                     self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
                     for done in whole:
@@ -259,6 +259,6 @@ class DataConnection:
         self._metrics.data_refused.labels(self._door, reason).inc()
 
 
-def _on_ssd(read: OpenRead, index: int) -> bool:
+def _beside_host(read: OpenRead, index: int) -> bool:
     extent = read.items[index].extent
-    return extent is not None and extent.tier is Tier.SSD
+    return extent is not None and extent.tier is not Tier.HOST
