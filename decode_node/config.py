@@ -18,12 +18,12 @@ class DecodeConfig(ComputeConfig):
     """both: takes prompts as a prefill node does, too; answers go first, prompts fill the rest of each step."""
     heartbeat_every: Nanos = milliseconds(200)
     """A stream without a token for this long gives a sign of life; at most 250ms, since the gateway takes silence for death."""
-    load_patience: float = 1.0
-    """Fetching a prefix may take this many times what computing it is expected to take."""
+    load_patience: float = 0.25
+    """Share of what computing a prefix takes that may be lost to a store that turns out slow, before the rest is computed."""
 
     def __post_init__(self) -> None:
         ComputeConfig.__post_init__(self)
         if not 0 < self.heartbeat_every <= milliseconds(250):
             raise ConfigError(f"heartbeat_every must be above 0 and at most 250ms: {self.heartbeat_every} ns")
-        if not self.load_patience > 0:
-            raise ConfigError(f"load_patience must be above 0: {self.load_patience}")
+        if not 0 < self.load_patience <= 1:
+            raise ConfigError(f"load_patience must be above 0 and at most 1: {self.load_patience}")

@@ -11,14 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decode_node.fetch_plan import FetchPolicy, FetchSpeed, Speeds, loadable_blocks, plan_fetch
+from decode_node.fetch_plan import FetchPace, FetchPolicy, FetchSpeeds, Speeds, loadable_blocks, plan_fetch
+from decode_node.published import PublishedPrefix
 from kvstore.client import PrefixLease
 from kvstore.ids import BlockHash, BlockRef
-from kvstore.units import Nanos
+from kvstore.units import Nanos, to_seconds
 from prefill_node import metrics
 from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import PinnedPrefix
-from prefill_node.prefix import FetchedRun, fetch_run, give_back_reserved
+from prefill_node.prefix import FetchedRun, fetch_run, give_back_reserved, tier_name
 
 log = logging.getLogger(__name__)
 
@@ -35,36 +36,50 @@ class LoadedPrefix:
     """Leading blocks that could be had now but for the room in the pool; 0 when room was not what ended the load."""
 
 
+@dataclass(slots=True)
+class _Load:
+    """One load on its way."""
+
+    namespace: str
+    chain: Sequence[BlockRef]
+    pinned: PinnedPrefix
+    tokens: int
+    continuation: bool
+    pace: FetchPace | None = None
+    """What the parts so far have left of the time; None before the first."""
+
+
 class PrefixLoader:
     """One per node; lives on the event loop."""
 
     def __init__(self, node: ComputeNode, *, policy: FetchPolicy) -> None:
         self._node = node
         self._policy = policy
-        self._speed = FetchSpeed()
+        self._speeds = FetchSpeeds()
         self._loading: dict[BlockHash, asyncio.Event] = {}
 
-    async def load(self, namespace: str, token_ids: Sequence[int], *, continuation: bool) -> LoadedPrefix:
-        """The longest prefix that pool and store give within the policy's `max_wait`. Raises only what cancels it, and then holds
-        nothing. Loads of the same blocks at the same time fetch them once."""
+    async def load(
+        self, namespace: str, token_ids: Sequence[int], *, continuation: bool, published: PublishedPrefix | None = None
+    ) -> LoadedPrefix:
+        """The longest prefix that pool and store give within the policy's `max_wait`, not counting the time in which there is nothing to
+        fetch yet because a prefill node is still at it (`published`). Raises only what cancels it, and then holds nothing. Loads of the
+        same blocks at the same time fetch them once."""
         node = self._node
         started = time.monotonic_ns()
-        deadline = started + self._policy.max_wait
         usable = loadable_blocks(len(token_ids), block_tokens=node.block_tokens)
         chain = node.chain(namespace, token_ids)[:usable]
-        pinned = await self._pin(chain, deadline)
+        pinned = await self._pin(chain, started + self._policy.max_wait)
+        local = len(pinned.block_ids)
+        run = FetchedRun()
         try:
-            local = len(pinned.block_ids)
-            run = FetchedRun()
-            if local < usable:
-                run = await self._fetch_once(namespace, chain, pinned, tokens=len(token_ids), continuation=continuation, deadline=deadline)
+            await self._fetch_all(run, _Load(namespace, chain, pinned, len(token_ids), continuation), published)
         except asyncio.CancelledError:
             node.engine.release(pinned)
             raise
         except Exception:
             # A bug in taking from the cache is still cache trouble: the request is computed.
             log.exception("loading a prefix of %d blocks raised", usable)
-            run = FetchedRun(ended_by="internal")
+            run.ended_by = "internal"
         give_back_reserved(node.engine, pinned)
         loaded = LoadedPrefix(
             pinned=pinned,
@@ -76,6 +91,17 @@ class PrefixLoader:
         )
         self._count(loaded, run)
         return loaded
+
+    async def _fetch_all(self, run: FetchedRun, load: _Load, published: PublishedPrefix | None) -> None:
+        """Part by part into `run`, as far as the store has the blocks, and then as they are published."""
+        while (have := len(load.pinned.block_ids)) < len(load.chain):
+            readable = published.blocks if published is not None else 0
+            part = await self._fetch_once(load)
+            run.extend(part)
+            if part.ended_by or published is None or (readable > have and not part.blocks):
+                return  # the last: what was published is gone again
+            if not await published.beyond(len(load.pinned.block_ids)):
+                return
 
     async def _pin(self, chain: Sequence[BlockRef], deadline: int) -> PinnedPrefix:
         """What the pool has, after any load that is fetching the next block right now."""
@@ -93,63 +119,55 @@ class PrefixLoader:
             except TimeoutError:
                 pass
 
-    async def _fetch_once(
-        self, namespace: str, chain: Sequence[BlockRef], pinned: PinnedPrefix, *, tokens: int, continuation: bool, deadline: int
-    ) -> FetchedRun:
-        first_missing = chain[len(pinned.block_ids)].hash
+    async def _fetch_once(self, load: _Load) -> FetchedRun:
+        first_missing = load.chain[len(load.pinned.block_ids)].hash
         over = self._loading[first_missing] = asyncio.Event()
         try:
-            return await self._fetch(namespace, chain, pinned, tokens=tokens, continuation=continuation, deadline=deadline)
+            return await self._fetch(load)
         finally:
             if self._loading.get(first_missing) is over:
                 del self._loading[first_missing]
             over.set()
 
-    async def _fetch(
-        self, namespace: str, chain: Sequence[BlockRef], pinned: PinnedPrefix, *, tokens: int, continuation: bool, deadline: int
-    ) -> FetchedRun:
-        node = self._node
+    async def _fetch(self, load: _Load) -> FetchedRun:
+        """What the store has now of the blocks behind the pinned ones, under a lease on exactly that."""
+        node, pinned = self._node, load.pinned
         local = len(pinned.block_ids)
         try:
-            async with asyncio.timeout(_seconds_until(deadline)):
-                acquired = await node.store.acquire_prefix(node.key_space(namespace), chain[local:])
+            async with asyncio.timeout(to_seconds(self._policy.max_wait if load.pace is None else load.pace.most)):
+                acquired = await node.store.acquire_prefix(node.key_space(load.namespace), load.chain[local:])
         except TimeoutError:
             return FetchedRun(ended_by="deadline")
         async with acquired as lease:
-            started = time.monotonic_ns()
+            engine = node.engine.load()
+            tiers = [tier_name(copy.tier) for copy in lease.copies]
             plan = plan_fetch(
-                tokens=tokens,
+                tokens=load.tokens,
                 block_tokens=node.block_tokens,
                 local_blocks=local,
-                store_blocks=len(lease),
-                room_blocks=node.engine.load().free_blocks,
-                speeds=Speeds(fetch_blocks_per_s=self._speed.planned_with(), prefill_tokens_per_s=node.engine.load().prefill_tokens_per_s),
-                continuation=continuation,
+                store_tiers=tiers,
+                room_blocks=engine.free_blocks,
+                speeds=Speeds(fetch_blocks_per_s=self._speeds.planned_with(tiers), prefill_tokens_per_s=engine.prefill_tokens_per_s),
+                continuation=load.continuation,
                 policy=self._policy,
+                pace=load.pace,
             )
-            if not plan.fetch_blocks:
-                return FetchedRun(left_for_room=plan.left_for_room, ended_by="no_room" if plan.left_for_room else "")
-            block_ids = node.engine.allocate(pinned, plan.fetch_blocks)
-            if block_ids is None:  # the engine took the room since
-                return FetchedRun(left_for_room=len(lease), ended_by="no_room")
-            wait = Nanos(max(0, min(deadline, started + plan.wait) - time.monotonic_ns()))
-            run = await self._fill(lease, chain[local:], pinned, block_ids, first_position=local * node.block_tokens, wait=wait)
+            run = FetchedRun()
+            if plan.fetch_blocks:
+                block_ids = node.engine.allocate(pinned, plan.fetch_blocks)
+                if block_ids is None:  # the engine took the room since
+                    return FetchedRun(left_for_room=len(lease), ended_by="no_room")
+                run = await self._fill(lease, load, block_ids, plan.pace)
+            load.pace = plan.pace.after(blocks=run.blocks, took=run.took)
             if plan.left_for_room and not run.ended_by:
                 run.left_for_room, run.ended_by = plan.left_for_room, "no_room"
+            elif plan.fetch_blocks < len(lease) and not run.ended_by:
+                run.ended_by = "too_slow"
             return run
 
-    async def _fill(
-        self,
-        lease: PrefixLease,
-        chain: Sequence[BlockRef],
-        pinned: PinnedPrefix,
-        block_ids: list[int],
-        *,
-        first_position: int,
-        wait: Nanos,
-    ) -> FetchedRun:
+    async def _fill(self, lease: PrefixLease, load: _Load, block_ids: list[int], pace: FetchPace) -> FetchedRun:
         node = self._node
-        started = time.monotonic_ns()
+        local = len(load.pinned.block_ids)
         run = await fetch_run(
             node.store,
             lease,
@@ -157,12 +175,14 @@ class PrefixLoader:
             node.executor,
             [node.engine.block_array(block_id) for block_id in block_ids],
             first=0,
-            start_position=first_position,
-            wait=wait,
+            start_position=local * node.block_tokens,
+            allowed=pace.allowed,
         )
-        node.engine.adopt(pinned, chain[: run.blocks], block_ids[: run.blocks])
+        node.engine.adopt(load.pinned, load.chain[local : local + run.blocks], block_ids[: run.blocks])
         if run.ended_by in ("", "deadline"):
-            self._speed.observe(blocks=run.blocks, took=Nanos(time.monotonic_ns() - started))
+            for tier, came in run.arrivals.items():
+                late = run.ended_by == "deadline" and came.blocks < came.asked
+                self._speeds.observe(tier, blocks=came.blocks, took=run.took if late else came.last_at, given_up=late)
         return run
 
     def _count(self, loaded: LoadedPrefix, run: FetchedRun) -> None:

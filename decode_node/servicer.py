@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from kvpb.v1 import decode_pb2, decode_pb2_grpc
 
 from decode_node.loader import PrefixLoader
+from decode_node.published import PublishedPrefix
 from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, NextToken, SessionEvent
+from kvstore.errors import InvalidRequest
 from kvstore.rpc.server import guarded
 from kvstore.units import Nanos
 from prefill_node.compute_node import ComputeNode
 from prefill_node.engine.request import FinishReason, Logprobs, SamplingParams
+from prefill_node.limits import check_namespace
 
 _REASON = {FinishReason.STOP: decode_pb2.FINISH_REASON_STOP, FinishReason.LENGTH: decode_pb2.FINISH_REASON_LENGTH}
 
@@ -26,7 +31,28 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
         self._calls = itertools.count()
 
     @guarded
-    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> None:
+    async def Generate(self, inputs: AsyncIterator[decode_pb2.GenerateInput], context: Any) -> None:
+        first = await anext(inputs, None)
+        if first is None or not first.HasField("request"):
+            raise InvalidRequest("the first input of Generate is the request")
+        published = PublishedPrefix()
+        following = asyncio.ensure_future(_follow(inputs, published))
+        try:
+            await self._generate(first.request, published, context)
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
+
+    @guarded
+    async def Prepare(self, request: decode_pb2.PrepareRequest, context: Any) -> decode_pb2.PrepareResponse:
+        check_namespace(request.namespace)
+        self._node.limits.check_prompt(request.token_ids, room_for=1)
+        loaded = await self._loader.load(request.namespace, tuple(request.token_ids), continuation=True)
+        # Kept in the pool until it needs the room: long after the stream has come.
+        self._node.engine.release(loaded.pinned)
+        return decode_pb2.PrepareResponse(blocks=loaded.local_blocks + loaded.store_blocks)
+
+    async def _generate(self, request: decode_pb2.GenerateRequest, published: PublishedPrefix, context: Any) -> None:
         call = GenerateCall(
             # A stream may come back to a node that still tears down its first try: the number tells them apart.
             request_id=f"{request.request_id}/{next(self._calls)}",
@@ -39,6 +65,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             priority=request.priority,
+            published=published,
         )
         session = DecodeSession(call, self._node, self._loader, heartbeat_every=self._heartbeat_every)
         async with aclosing(session.events()) as events:
@@ -63,6 +90,15 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             block_tokens=node.block_tokens,
             max_positions=node.limits.max_tokens,
         )
+
+
+async def _follow(inputs: AsyncIterator[decode_pb2.GenerateInput], published: PublishedPrefix) -> None:
+    """Until the caller half-closes, or the call ends."""
+    try:
+        async for message in inputs:
+            published.note(message.published.blocks)
+    finally:
+        published.end()
 
 
 def _sampling(asked: Any) -> SamplingParams:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from decode_node import metrics
 from decode_node.loader import LoadedPrefix, PrefixLoader
+from decode_node.published import PublishedPrefix
 from kvstore.errors import InvalidRequest, LarderError, Unavailable
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 from prefill_node.compute_node import ComputeNode
@@ -46,6 +47,8 @@ class GenerateCall:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     priority: int = 0
+    published: PublishedPrefix | None = None
+    """How far a prefill node is that still publishes the prompt; None: none is at it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,9 @@ class DecodeSession:
                 yield Finished(reason)
                 return
             # A fetched prefix and an engine event are both awaited as one more event, so that a heartbeat fits between.
-            loading = asyncio.ensure_future(self._loader.load(call.namespace, tuple(self._tokens), continuation=bool(call.generated)))
+            loading = asyncio.ensure_future(
+                self._loader.load(call.namespace, tuple(self._tokens), continuation=bool(call.generated), published=call.published)
+            )
             finished = False
             try:
                 while not loading.done():

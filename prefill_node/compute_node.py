@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvstore.client import StoreClient
 from kvstore.codec import BlockCodec, Rung, warm_up
@@ -53,13 +53,20 @@ class ComputeNode:
         """A node that computes and publishes until the context ends. `publish_wait`: how long a full publish queue may hold the engine
         up; None: never, the payload is dropped."""
         calibration = load_tables(config.calibration) if config.calibration else None
+        precision = config.precision
+        # Blocks of another precision have other keys: what a sequence attends to never depends on who wrote a block.
+        layout = replace(model.layout, precision=precision.text(calibration.digest if calibration else b""))
+        model = replace(model, layout=layout)
         codec = BlockCodec(
-            model.layout,
+            layout,
             model_digest=model.model_digest,
-            rung=config.rung,
+            rung=precision.rung,
             entropy=config.entropy,
             calibration=calibration,
-            step=config.klt_step,
+            step=precision.step,
+            group=precision.group,
+            exact_tokens=precision.exact_tokens,
+            layer_rungs=precision.layer_rungs,
         )
         # Compiled once a machine, loaded once a process: not while the first request waits.
         await asyncio.to_thread(warm_up, *([codec] if config.rung is Rung.KLT else []))

@@ -8,6 +8,8 @@ from typing import Literal
 
 from kvstore.client import Acknowledge, ClientConfig
 from kvstore.codec import Rung
+from kvstore.codec.block_format import MAX_STEP
+from kvstore.codec.precision import DEFAULT_STEP, FIRST_EXACT_TOKENS, GROUP, Precision, parse_layer_rungs
 from kvstore.errors import ConfigError
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
 
@@ -59,10 +61,17 @@ class ComputeConfig:
     """Most sequences in one decode step."""
 
     rung: Rung = Rung.INT8
-    """Quality of the payloads this node writes. It reads all of them, klt where it has the tables."""
+    """Quality of the payloads. With what follows, down to klt_step, it decides the numbers that sequences attend to: part of the
+    layout, so all nodes must agree."""
+    group: int = GROUP
+    """Elements that share a scale at rungs int8 to int4; a multiple of 8."""
+    exact_tokens: int = FIRST_EXACT_TOKENS
+    """First tokens of a sequence that lossy rungs keep as they are."""
+    layer_rungs: str = ""
+    """Other rungs for single layers at int8 to int4, such as "0-1:int8, 14:int6"."""
     calibration: Path | None = None
     """File of `kvctl calibrate`, the same on all nodes: what writing and reading rung klt takes."""
-    klt_step: int = 3
+    klt_step: int = DEFAULT_STEP
     """Quality of rung klt, 1 (most bits) to 255: 2, 3, 6 and 8 stand for high, middle, low and cold."""
     entropy: bool = True
     """Compress payloads where it pays."""
@@ -96,8 +105,9 @@ class ComputeConfig:
         for key in ("publish_queue", "load_max_wait", "member_ttl"):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
-        if not 1 <= self.klt_step <= 255:
-            raise ConfigError(f"klt_step must be 1 to 255: {self.klt_step}")
+        if not 1 <= self.klt_step <= MAX_STEP:
+            raise ConfigError(f"klt_step must be 1 to {MAX_STEP}: {self.klt_step}")
+        _ = self.precision  # checks the rest
         if self.rung is Rung.KLT and self.calibration is None:
             raise ConfigError("rung klt needs calibration = a file of `kvctl calibrate`")
         if self.threads < 0:
@@ -108,6 +118,16 @@ class ComputeConfig:
             raise ConfigError(f"mixed_tokens ({self.mixed_tokens}) must be at least block_tokens ({self.block_tokens})")
         if self.drain_flush > seconds(10):
             raise ConfigError("drain_flush must be at most 10s: a supervisor gives a stopping process no more")
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(
+            rung=self.rung,
+            group=self.group,
+            exact_tokens=self.exact_tokens,
+            layer_rungs=parse_layer_rungs(self.layer_rungs),
+            step=self.klt_step,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

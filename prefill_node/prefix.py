@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from kvstore.client import PrefixLease, ReadBlock, StoreClient
 from kvstore.codec import BlockCodec
+from kvstore.core.extent import Tier
 from kvstore.errors import LarderError, LeaseExpired
 from kvstore.units import Nanos, to_seconds
 from prefill_node import metrics
@@ -37,6 +40,26 @@ class FetchedRun:
     """Why the run is shorter than asked: "missing", "bad_payload", "read_failed", "deadline", "no_room"; empty when it is not."""
     left_for_room: int = 0
     """Blocks behind the run that were not fetched because the pool had no room for them."""
+    took: Nanos = Nanos(0)
+    arrivals: dict[str, TierArrivals] = field(default_factory=dict)
+    """Of every tier that was asked, also for blocks behind the run."""
+
+    def extend(self, part: FetchedRun) -> None:
+        """The run goes on with another one."""
+        self.blocks += part.blocks
+        self.tiers += part.tiers
+        self.ended_by, self.left_for_room = part.ended_by, part.left_for_room
+        self.took = Nanos(self.took + part.took)
+
+
+@dataclass(slots=True)
+class TierArrivals:
+    """What came from one tier in one fetch."""
+
+    asked: int = 0
+    blocks: int = 0
+    last_at: Nanos = Nanos(0)
+    """From the start of the fetch until the last of them was decoded."""
 
 
 async def fetch_run(
@@ -48,19 +71,24 @@ async def fetch_run(
     *,
     first: int,
     start_position: int,
-    wait: Nanos,
+    allowed: Callable[[int], Nanos],
 ) -> FetchedRun:
     """Fill `arrays[i]` with block `first + i` of the lease; return how long a leading run made it.
 
     `arrays` are KV blocks as the codec wants them; the ones behind the returned run hold anything. `start_position` is the position
-    of the first token of `arrays[0]`. Takes at most `wait` plus one block's decode. Raises only what cancels it.
+    of the first token of `arrays[0]`. Once the leading run has k blocks, the whole may take `allowed(k)`, and one block's decode more.
+    Raises only what cancels it.
     """
     block_tokens = codec.layout.block_tokens
-    decodes: dict[int, tuple[Future[None], str]] = {}
+    decodes: dict[int, tuple[Future[Nanos], str]] = {}
     run = FetchedRun()
     end = len(arrays)
+    leading = 0
+    started, started_s = time.monotonic_ns(), asyncio.get_running_loop().time()
+    for copy in lease.copies[first : first + end]:
+        run.arrivals.setdefault(tier_name(copy.tier), TierArrivals()).asked += 1
     try:
-        async with asyncio.timeout(to_seconds(wait)):
+        async with asyncio.timeout(to_seconds(allowed(0))) as limit:
             async with aclosing(store.read(lease, indices=range(first, first + end), in_place=True)) as blocks:
                 async for block in blocks:
                     index = block.index - first
@@ -69,10 +97,11 @@ async def fetch_run(
                         end = index
                     elif block.payload is not None and index < end:
                         position = start_position + index * block_tokens
-                        decodes[index] = (
-                            executor.submit(_decode, codec, block, arrays[index], position),
-                            block.tier.name.lower() if block.tier else "unknown",
-                        )
+                        decodes[index] = executor.submit(_decode, codec, block, arrays[index], position), tier_name(block.tier)
+                        while leading in decodes:
+                            leading += 1
+                        if not limit.expired():
+                            limit.reschedule(started_s + to_seconds(allowed(leading)))
                     if all(index in decodes for index in range(end)):
                         break  # nothing that is still to come can lengthen the run
             await settle([decode for decode, _ in decodes.values()])
@@ -85,6 +114,12 @@ async def fetch_run(
         for decode, _ in decodes.values():
             decode.cancel()
         await settle([decode for decode, _ in decodes.values()])
+    run.took = Nanos(time.monotonic_ns() - started)
+    for decode, tier in decodes.values():
+        if not decode.cancelled() and decode.exception() is None:
+            arrivals = run.arrivals.setdefault(tier, TierArrivals())
+            arrivals.blocks += 1
+            arrivals.last_at = max(arrivals.last_at, Nanos(decode.result() - started))
     while run.blocks < end and (entry := decodes.get(run.blocks)) is not None:
         decode, tier = entry
         if decode.cancelled():
@@ -101,12 +136,18 @@ async def fetch_run(
     return run
 
 
-def _decode(codec: BlockCodec, block: ReadBlock, out: np.ndarray, start_position: int) -> None:
-    """Straight from where the payload lies, which may be the store node's memory: what was made of it counts if its lease lasted."""
+def tier_name(tier: Tier | None) -> str:
+    return tier.name.lower() if tier else "unknown"
+
+
+def _decode(codec: BlockCodec, block: ReadBlock, out: np.ndarray, start_position: int) -> Nanos:
+    """Straight from where the payload lies, which may be the store node's memory: what was made of it counts if its lease lasted.
+    Returns the time of the monotonic clock at its end."""
     assert block.payload is not None
     codec.decode_into(block.payload, out, start_position=start_position)
     if not block.still_good():
         raise LeaseExpired("the lease ended while its block was decoded")
+    return Nanos(time.monotonic_ns())
 
 
 def give_back_reserved(engine: Engine, pinned: PinnedPrefix) -> None:
@@ -116,7 +157,7 @@ def give_back_reserved(engine: Engine, pinned: PinnedPrefix) -> None:
     engine.release(unused)
 
 
-async def settle(work: Sequence[Future[None]]) -> None:
+async def settle(work: Sequence[Future[Any]]) -> None:
     """Wait until no worker thread is at any of `work`, however often this task is cancelled meanwhile; then let the cancel through."""
     loop = asyncio.get_running_loop()
     progress = asyncio.Event()

@@ -117,7 +117,7 @@ class PrefillSession:
             [node.engine.block_array(block_id) for block_id in block_ids],
             first=first,
             start_position=first * node.block_tokens,
-            wait=node.config.load_max_wait,
+            allowed=lambda _: node.config.load_max_wait,
         )
         node.engine.adopt(pinned, chain[first : first + run.blocks], block_ids[: run.blocks])
         give_back_reserved(node.engine, pinned)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import torch
 import prefill_node.model.offline  # noqa: F401  # before torch
 from decode_node.fetch_plan import FetchPolicy
 from decode_node.loader import PrefixLoader
+from decode_node.published import PublishedPrefix
 from decode_node.session import DecodeSession, Finished, GenerateCall, Loaded, NextToken, SessionEvent
 from kvstore.client import ClientConfig
 from kvstore.core.view import MemberState, Role, View
@@ -20,6 +21,8 @@ from kvstore.ids import Epoch
 from kvstore.node.config import NodeConfig
 from kvstore.node.server import NodeServer
 from kvstore.registry import StaticViews
+from kvstore.tiers.ssd import SsdRegions
+from kvstore.tiers.tier import Tier
 from kvstore.units import MIB, Bytes, milliseconds, seconds
 from prefill_node.compute_node import ComputeNode
 from prefill_node.config import ComputeConfig
@@ -61,11 +64,11 @@ class Cluster:
         members = tuple(dataclasses.replace(store.member(), state=MemberState.ACTIVE) for store in self.stores)
         self.views.replace(View(Epoch(self.views.view.epoch + 1), members))
 
-    async def add_stores(self, count: int) -> None:
+    async def add_stores(self, count: int, *, wrap_ssd: Callable[[SsdRegions], Tier] = lambda regions: regions, **keys: object) -> None:
         for _ in range(count):
             number = len(self.stores) + 1
-            config = NodeConfig(node_id=f"store-{number}", zone=f"zone-{number}", host_capacity=Bytes(64 * MIB))
-            store = NodeServer(config, views=self.views)
+            config = NodeConfig(node_id=f"store-{number}", zone=f"zone-{number}", host_capacity=Bytes(64 * MIB), **keys)  # type: ignore[arg-type]
+            store = NodeServer(config, views=self.views, wrap_ssd=wrap_ssd)
             await store.start()
             self._stack.push_async_callback(self._stop, store)
             self.stores.append(store)
@@ -111,6 +114,7 @@ class Cluster:
         namespace: str = "n",
         ignore_eos: bool = True,
         stop_token_ids: Sequence[int] = (),
+        published: PublishedPrefix | None = None,
     ) -> GenerateCall:
         self._calls += 1
         return GenerateCall(
@@ -122,6 +126,7 @@ class Cluster:
             max_tokens=max_tokens,
             ignore_eos=ignore_eos,
             stop_token_ids=tuple(stop_token_ids),
+            published=published,
         )
 
     def session(self, node: ComputeNode, call: GenerateCall) -> DecodeSession:

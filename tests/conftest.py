@@ -17,6 +17,8 @@ settings.load_profile("larder")
 # Small tests on few cores: one thread a process, or the pools of several processes fight for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# UCX would open ports on every interface.
+os.environ.setdefault("UCX_NET_DEVICES", "lo")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

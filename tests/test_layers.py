@@ -37,12 +37,13 @@ ONLY_IN = {
     "uvicorn": ("decode_node/gateway/",),
     "grpc": ("kvstore/rpc/", "kvstore/transport/grpc", "/servicer.py", "_servicer.py", "decode_node/gateway/backends.py"),
     "redis": ("kvstore/registry/", "kvstore/admin/bench_redis.py"),
+    "ucxx": ("kvstore/transport/ucx_worker.py",),
     "typer": ("kvstore/admin/",),
     "rich": ("kvstore/admin/",),
     "torch": ("prefill_node/", "decode_node/", "kvstore/tiers/gpu.py"),
     "transformers": ("prefill_node/", "decode_node/"),
     "numba": ("kvstore/codec/", "prefill_node/engine/"),
-    "llvmlite": ("prefill_node/engine/",),
+    "llvmlite": ("prefill_node/engine/", "kvstore/codec/"),
 }
 """Package -> the only files (a part of their path) that may import it."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from decode_node.gateway.detokenize import Detokenizer, StopScanner
 from decode_node.gateway.metrics import GatewayMetrics
 from decode_node.gateway.nodes import FinishReason, TokenOut
 from decode_node.gateway.sessions import Session, SessionTable
+from decode_node.published import PublishedPrefix
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
 
@@ -28,12 +29,14 @@ class Delta:
 
 @dataclass(slots=True)
 class Preparation:
-    """What was found before decode began."""
+    """What was found before decode began, and what goes on beside it."""
 
     cached_blocks: int = 0
     """Leading blocks of the prompt that the store or the prefill node had."""
     prefilled: bool = False
     """A prefill node was asked, so what the decode node finds is partly this request's own work."""
+    published: PublishedPrefix | None = None
+    """How far the prefill stage is; None: there is none."""
 
 
 class Answer:
@@ -43,7 +46,7 @@ class Answer:
         self,
         session: Session,
         *,
-        prepare: Callable[[], Awaitable[Preparation]],
+        prepare: Callable[[], AbstractAsyncContextManager[Preparation]],
         decode: Callable[[Sequence[int]], str],
         stops: Sequence[str],
         block_tokens: int,
@@ -69,8 +72,9 @@ class Answer:
         """
         with self._table.admitted(self.session):
             try:
-                self._preparation = await self._prepare()
-                async with aclosing(self.session.tokens()) as tokens:
+                async with AsyncExitStack() as work:
+                    self._preparation = await work.enter_async_context(self._prepare())
+                    tokens = await work.enter_async_context(aclosing(self.session.tokens(self._preparation.published)))
                     async for token in tokens:
                         offset, completed = self._complete, self._detokenizer.push(token.token_id)
                         self._complete += len(completed)
@@ -90,10 +94,16 @@ class Answer:
     @property
     def cached_blocks(self) -> int:
         """Blocks of the prompt that were in a pool or the store before this request's own prefill."""
-        found = self._preparation.cached_blocks
-        if not self._preparation.prefilled and self.session.story.cached_blocks is not None:
-            found = self.session.story.cached_blocks
+        found, loaded = self._preparation.cached_blocks, self.session.story.loaded
+        if not self._preparation.prefilled and loaded is not None:
+            found = loaded.pool_blocks + loaded.store_blocks
         return min(found, len(self.session.request.chain))
+
+    @property
+    def pool_blocks(self) -> int:
+        """Of `cached_blocks`, those that the first decode node had in its own pool; the others came from the store."""
+        loaded = self.session.story.loaded
+        return 0 if loaded is None else min(loaded.pool_blocks, self.cached_blocks)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object, with what operators and the demo want to know under "larder"."""
@@ -108,7 +118,10 @@ class Answer:
             "larder": {
                 "prompt_blocks": len(self.session.request.chain),
                 "hit_blocks": self.cached_blocks,
+                "pool_blocks": self.pool_blocks,
+                "store_blocks": self.cached_blocks - self.pool_blocks,
                 "failovers": story.failovers,
+                "moves": story.moves,
                 "max_gap_ms": round(to_milliseconds(story.longest_gap), 3),
                 "decode_nodes": list(story.decode_nodes),
                 "ttft_ms": ttft,

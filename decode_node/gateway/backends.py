@@ -25,6 +25,7 @@ from decode_node.gateway.nodes import (
     PrefixLoaded,
     TokenOut,
 )
+from decode_node.published import PublishedPrefix
 from kvstore.errors import Unavailable
 from kvstore.ids import HASH_BYTES, LayoutFingerprint, Namespace, NodeId
 from kvstore.rpc.errors import error_of
@@ -103,11 +104,15 @@ class GrpcDecodeBackend:
             ignore_eos=call.ignore_eos,
             top_logprobs=call.top_logprobs,
         )
-        stream = self._stub.Generate(request)
+        stream = self._stub.Generate(_inputs(request, call.published))
         try:
             yield self._events(stream)
         finally:
             stream.cancel()
+
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> None:
+        request = decode_pb2.PrepareRequest(namespace=namespace, token_ids=token_ids)
+        await _unary(self._stub.Prepare(request, timeout=to_seconds(timeout)))
 
     async def _events(self, stream: Any) -> AsyncIterator[GenerateEvent]:
         async for message in _messages(stream):
@@ -117,7 +122,8 @@ class GrpcDecodeBackend:
             elif kind == "heartbeat":
                 yield Heartbeat()
             elif kind == "prefix_loaded":
-                yield PrefixLoaded(cached_blocks=message.prefix_loaded.local_blocks + message.prefix_loaded.store_blocks)
+                found = message.prefix_loaded
+                yield PrefixLoaded(pool_blocks=found.local_blocks, store_blocks=found.store_blocks)
             elif kind == "finished" and message.finished.reason in _FINISH_REASONS:
                 yield FinishedOut(reason=_FINISH_REASONS[message.finished.reason])
             else:
@@ -125,6 +131,15 @@ class GrpcDecodeBackend:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+async def _inputs(request: decode_pb2.GenerateRequest, published: PublishedPrefix | None) -> AsyncIterator[decode_pb2.GenerateInput]:
+    """The end of it half-closes the call: nothing more will be published."""
+    yield decode_pb2.GenerateInput(request=request)
+    blocks = 0
+    while published is not None and await published.beyond(blocks):
+        blocks = published.blocks
+        yield decode_pb2.GenerateInput(published=decode_pb2.PublishedPrefix(blocks=blocks))
 
 
 class GrpcPrefillBackend:

@@ -30,6 +30,7 @@ class GatewayMetrics:
         self.failovers = Counter(
             telemetry.FAILOVERS_TOTAL, "Attempts of decode nodes that failed, by reason", ("reason",), registry=registry
         )
+        self.moves = Counter("larder_moves_total", "Answers that moved from a draining decode node to a prepared one", registry=registry)
         self.sessions = Gauge("larder_gateway_sessions", "Answers in progress", registry=registry)
         self.prompt_tokens = Counter("larder_prompt_tokens_total", "Tokens of prompts", registry=registry)
         self.cached_tokens = Counter("larder_cached_prompt_tokens_total", "Tokens of prompts that needed no prefill", registry=registry)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
+from decode_node.published import PublishedPrefix
 from kvstore.ids import LayoutFingerprint, Namespace, NodeId
 from kvstore.units import Nanos
 
@@ -72,6 +73,8 @@ class GenerateCall:
     """End the answer like the model's own end token, ignore_eos or not."""
     top_logprobs: int | None = None
     """None: no logprobs; else each token comes with its own and so many of the likeliest."""
+    published: PublishedPrefix | None = None
+    """How far the prefill stage of this prompt is: the node fetches along, and computes the rest when it is over."""
 
 
 class FinishReason(StrEnum):
@@ -81,8 +84,11 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixLoaded:
-    cached_blocks: int
-    """Of the node's pool and of the store."""
+    """Where a node found the leading blocks of its tokens."""
+
+    pool_blocks: int
+    """In its own pool."""
+    store_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +139,10 @@ class DecodeBackend(Protocol):
 
     def generate(self, call: GenerateCall) -> AbstractAsyncContextManager[AsyncIterator[GenerateEvent]]:
         """The stream of one attempt. Leaving the context cancels the work on the node, however it is left."""
+        ...
+
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> None:
+        """Have the sealed blocks of these tokens in the node's pool: a stream is about to move there."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The prefill stage of a request: have the blocks that the store lacks computed and published before decode begins.
+"""The prefill stage of a request: have the blocks that the store lacks computed and published, while the decode node fetches along.
 
 Whatever goes wrong here costs time and nothing else: the decode node computes what is missing.
 """
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from decode_node.gateway.fleet import Fleet, PrefillNode
 from decode_node.gateway.nodes import ModelIdentity, PrefillProgress
 from decode_node.gateway.router import RoutingPolicy, choose_prefill
+from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.core.view import Role
-from kvstore.errors import InvalidRequest, LarderError, Unavailable
+from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import Namespace, NodeId
 from kvstore.units import Nanos, seconds, to_seconds
 
@@ -34,16 +35,20 @@ class PrefillReport:
     """False: the uncached tail is short, or no prefill node can be used."""
     cached_blocks: int = 0
     """Leading blocks that were there before; known when a node said so."""
-    decode_at: NodeId | None = None
-    """The node of choice decodes as well: it computes the prompt as part of the answer, without the detour over the store."""
 
 
 @dataclass(slots=True)
 class _Progress:
     """How far one attempt got, whether or not it ended well."""
 
+    published: PublishedPrefix
     cached_blocks: int = 0
     published_blocks: int = 0
+
+    def note(self, message: PrefillProgress) -> None:
+        self.cached_blocks = max(self.cached_blocks, message.cached_blocks)
+        self.published_blocks = max(self.published_blocks, message.published_blocks)
+        self.published.note(message.published_blocks)
 
 
 class PrefillStage:
@@ -52,6 +57,12 @@ class PrefillStage:
         self._policy = policy
         self._stall = stall
         self._clock = clock
+
+    def decode_at(self, *, uncached_tokens: int, identity: ModelIdentity) -> NodeId | None:
+        """The node of choice if it decodes as well: it computes the prompt as part of the answer, without the detour over the store."""
+        candidates = self._fleet.prefill_candidates(identity)
+        node_id = choose_prefill(candidates, uncached_tokens=uncached_tokens, policy=self._policy)
+        return node_id if node_id is not None and self._fleet.prefill.nodes[node_id].member.role is Role.BOTH else None
 
     async def run(
         self,
@@ -62,11 +73,36 @@ class PrefillStage:
         cached_tokens: int,
         block_tokens: int,
         identity: ModelIdentity,
+        published: PublishedPrefix,
     ) -> PrefillReport:
-        """Return when all full blocks of the prompt are in the store, or cannot get there. Raises only InvalidRequest.
+        """Return when all full blocks of the prompt are in the store, or cannot get there; `published` follows, and is over then.
 
         `cached_tokens` are in the store already. A node that fails is replaced once by another.
         """
+        try:
+            return await self._run(
+                request_id=request_id,
+                namespace=namespace,
+                token_ids=token_ids,
+                cached_tokens=cached_tokens,
+                block_tokens=block_tokens,
+                identity=identity,
+                published=published,
+            )
+        finally:
+            published.end()
+
+    async def _run(
+        self,
+        *,
+        request_id: str,
+        namespace: Namespace,
+        token_ids: Sequence[int],
+        cached_tokens: int,
+        block_tokens: int,
+        identity: ModelIdentity,
+        published: PublishedPrefix,
+    ) -> PrefillReport:
         tried: list[NodeId] = []
         cached_blocks: int | None = None
         while len(tried) < MAX_ATTEMPTS:
@@ -78,16 +114,14 @@ class PrefillStage:
                 break
             node = self._fleet.prefill.nodes[node_id]
             if node.member.role is Role.BOTH:
-                return PrefillReport(attempted=bool(tried), cached_blocks=cached_blocks or 0, decode_at=node_id)
+                return PrefillReport(attempted=bool(tried), cached_blocks=cached_blocks or 0)
             tried.append(node_id)
-            progress = _Progress()
+            progress = _Progress(published)
             try:
                 with node.busy(tokens=uncached):
                     await self._attempt(node, f"{request_id}-p{len(tried)}", namespace, token_ids, uncached, progress)
                 node.on_call_succeeded()
                 return PrefillReport(attempted=True, cached_blocks=progress.cached_blocks if cached_blocks is None else cached_blocks)
-            except InvalidRequest:
-                raise
             except LarderError as error:
                 node.on_call_failed(self._clock.now())
                 logger.warning(
@@ -106,8 +140,7 @@ class PrefillStage:
         async with node.backend.prefill(request_id=request_id, namespace=namespace, token_ids=token_ids) as stream:
             while True:
                 message = await self._next_message(stream, node, patience)
-                progress.cached_blocks = max(progress.cached_blocks, message.cached_blocks)
-                progress.published_blocks = max(progress.published_blocks, message.published_blocks)
+                progress.note(message)
                 if message.done:
                     return
 

@@ -1,4 +1,4 @@
-"""The life of a request behind the HTTP door: tokenize, ask the store, have the prompt prefilled, open a session."""
+"""The life of a request behind the HTTP door: tokenize, ask the store, open a session while the prompt is prefilled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from decode_node.gateway.router import PrefixAffinity
 from decode_node.gateway.sessions import Session, SessionLimits, SessionRequest, SessionTable
 from decode_node.gateway.tokenization import TextTooLong, Tokenizer, encode_within
 from decode_node.gateway.watched_stream import StreamPatience
+from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.errors import LarderError, Unavailable
@@ -105,11 +107,14 @@ class GatewayService:
         )
 
         def open_answer(index: int, begun: asyncio.Event) -> Answer:
-            async def prepare() -> Preparation:
+            @asynccontextmanager
+            async def prepare() -> AsyncIterator[Preparation]:
                 if index == 0:
-                    return await self._prepare(prompt, namespace=namespace, request_id=request_id)
-                await begun.wait()
-                return Preparation()
+                    async with self._prepared(prompt, namespace=namespace, request_id=request_id) as preparation:
+                        yield preparation
+                else:
+                    await begun.wait()
+                    yield Preparation()
 
             sampling = dataclasses.replace(base.sampling, seed=seed_of_choice(base.sampling.seed, index))
             name = f"{request_id}-c{index}" if index else request_id
@@ -130,7 +135,7 @@ class GatewayService:
     def _answer(
         self,
         request: SessionRequest,
-        prepare: Callable[[], Awaitable[Preparation]],
+        prepare: Callable[[], AbstractAsyncContextManager[Preparation]],
         *,
         stops: Sequence[str],
         prompt: TokenizedPrompt,
@@ -217,24 +222,46 @@ class GatewayService:
             raise HttpFailure.bad_request(message, param=_prompt_field(request), code="context_length_exceeded")
         return request.longest_answer
 
-    async def _prepare(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> Preparation:
+    @asynccontextmanager
+    async def _prepared(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> AsyncIterator[Preparation]:
+        """What there is of the prompt, with the prefill stage going on until the context is left."""
         if not self.fleet.decode_candidates(prompt.served.identity):
             raise Unavailable("no decode node is there to serve this; try again later")
         if not self.fleet.has_store:
-            return Preparation()
+            yield Preparation()
+            return
         cached_blocks = await self._probe(KeySpace(namespace, prompt.served.identity.layout), prompt.chain)
-        block_tokens = prompt.served.block_tokens
-        report = await self._prefill.run(
-            request_id=request_id,
-            namespace=namespace,
-            token_ids=prompt.token_ids,
-            cached_tokens=cached_blocks * block_tokens,
-            block_tokens=block_tokens,
-            identity=prompt.served.identity,
-        )
-        if report.decode_at is not None:
-            self._affinity.remember(prompt.chain, report.decode_at)
-        return Preparation(cached_blocks=max(cached_blocks, report.cached_blocks), prefilled=report.attempted)
+        uncached_tokens = (len(prompt.chain) - cached_blocks) * prompt.served.block_tokens
+        decode_at = self._prefill.decode_at(uncached_tokens=uncached_tokens, identity=prompt.served.identity)
+        if decode_at is not None:
+            self._affinity.remember(prompt.chain, decode_at)
+        preparation = Preparation(cached_blocks=cached_blocks, published=PublishedPrefix())
+        stage = asyncio.ensure_future(self._prefill_stage(preparation, prompt, namespace=namespace, request_id=request_id))
+        try:
+            yield preparation
+        finally:
+            stage.cancel()
+            await asyncio.gather(stage, return_exceptions=True)
+
+    async def _prefill_stage(self, preparation: Preparation, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> None:
+        block_tokens, published = prompt.served.block_tokens, preparation.published
+        assert published is not None
+        try:
+            report = await self._prefill.run(
+                request_id=request_id,
+                namespace=namespace,
+                token_ids=prompt.token_ids,
+                cached_tokens=preparation.cached_blocks * block_tokens,
+                block_tokens=block_tokens,
+                identity=prompt.served.identity,
+                published=published,
+            )
+        except Exception:
+            # The answer does not depend on it.
+            logger.exception("request %s: the prefill stage raised", request_id)
+            return
+        preparation.cached_blocks = max(preparation.cached_blocks, report.cached_blocks)
+        preparation.prefilled = report.attempted
 
     async def _probe(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
         """Leading blocks in the store; 0 when it cannot say in time: a wrong guess here costs time, not the answer."""

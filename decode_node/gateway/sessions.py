@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from decode_node.gateway.fleet import DecodeNode, Fleet
+from decode_node.gateway.leaving import Leaving
 from decode_node.gateway.metrics import GatewayMetrics
 from decode_node.gateway.nodes import FinishedOut, FinishReason, GenerateCall, ModelIdentity, PrefixLoaded, Sampling, TokenOut
 from decode_node.gateway.router import PrefixAffinity, RoutingPolicy, choose_decode
 from decode_node.gateway.transcript import PositionFault, Transcript
 from decode_node.gateway.watched_stream import AttemptFailed, FailoverReason, StreamPatience, WatchedStream
+from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
 from kvstore.ids import BlockRef, Namespace, NodeId
@@ -65,9 +67,11 @@ class SessionLimits:
 class SessionStory:
     """What happened to a session, for its usage record."""
 
-    cached_blocks: int | None = None
-    """What the first decode node found in its pool and the store; None until it said so."""
+    loaded: PrefixLoaded | None = None
+    """Where the first decode node found blocks; None until it said so."""
     failovers: int = 0
+    moves: int = 0
+    """From nodes that drained, with a successor prepared; no failovers."""
     decode_nodes: list[NodeId] = field(default_factory=list)
     """In order of use; a node that failed before its first event counts."""
     first_token_at: Nanos | None = None
@@ -100,9 +104,11 @@ class Session:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
+        self._leaving = Leaving(namespace=request.namespace, identity=request.identity, fleet=fleet, policy=policy)
 
-    async def tokens(self) -> AsyncGenerator[TokenOut, None]:
+    async def tokens(self, published: PublishedPrefix | None = None) -> AsyncGenerator[TokenOut, None]:
         """Yield each token of the answer once, in order; afterwards `finish_reason` is set. Closing it cancels the work everywhere.
+        `published` follows the prefill stage that goes on meanwhile.
 
         Raises InvalidRequest (the node refuses the prompt), Overloaded or Unavailable (no node could serve, or go on with, the answer).
         """
@@ -110,10 +116,10 @@ class Session:
         failures = 0
         try:
             while self.finish_reason is None:
-                node = await self._choose(failed)
+                node = self._leaving.successor() or await self._choose(failed)
                 tokens_before = len(self.transcript.generated_token_ids)
                 try:
-                    async with aclosing(self._attempt(node)) as attempt:
+                    async with aclosing(self._attempt(node, published)) as attempt:
                         async for token in attempt:
                             yield token
                 except AttemptFailed as failure:
@@ -128,10 +134,11 @@ class Session:
                         raise self._gave_up(failures, failure) from None
                     await self._pause_if_all_failed(failed, failures)
         finally:
+            self._leaving.stop()
             self.state = SessionState.ENDED
             self.decode_node = None
 
-    async def _attempt(self, node: DecodeNode) -> AsyncGenerator[TokenOut, None]:
+    async def _attempt(self, node: DecodeNode, published: PublishedPrefix | None) -> AsyncGenerator[TokenOut, None]:
         request, node_id = self.request, node.member.node_id
         self.state = SessionState.CONNECTING
         self.decode_node = node_id
@@ -146,10 +153,11 @@ class Session:
             ignore_eos=request.ignore_eos,
             stop_token_ids=request.stop_token_ids,
             top_logprobs=request.top_logprobs,
+            published=published,
         )
         with node.busy():
             async with node.backend.generate(call) as stream:
-                watched = WatchedStream(stream, patience=self._limits.patience, clock=self._clock)
+                watched = WatchedStream(stream, patience=self._limits.patience, clock=self._clock, published=published)
                 while True:
                     event = await self._next_event(watched)
                     if isinstance(event, TokenOut):
@@ -158,12 +166,16 @@ class Session:
                         self._take(event)
                         node.on_call_succeeded()
                         yield event
+                        if not node.is_open and self._leaving.is_prepared(self.transcript.token_ids):
+                            self.story.moves += 1
+                            self._metrics.moves.inc()
+                            return
                     elif isinstance(event, FinishedOut):
                         node.on_call_succeeded()
                         self.finish_reason = event.reason
                         return
-                    elif self.story.cached_blocks is None:
-                        self.story.cached_blocks = event.cached_blocks
+                    elif self.story.loaded is None:
+                        self.story.loaded = event
 
     async def _next_event(self, watched: WatchedStream) -> PrefixLoaded | TokenOut | FinishedOut:
         try:

@@ -21,6 +21,11 @@ class Transcript:
     def generated_token_ids(self) -> Sequence[int]:
         return self._generated
 
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and answer so far."""
+        return (*self.prompt_token_ids, *self._generated)
+
     def __len__(self) -> int:
         return len(self.prompt_token_ids) + len(self._generated)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_node.gateway.nodes import FinishedOut, GenerateEvent, Heartbeat, PrefixLoaded, TokenOut
+from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
 from kvstore.units import Nanos, milliseconds, to_seconds
@@ -54,8 +55,12 @@ class StreamPatience:
 
 
 class WatchedStream:
-    def __init__(self, stream: AsyncIterator[GenerateEvent], *, patience: StreamPatience, clock: Clock) -> None:
+    def __init__(
+        self, stream: AsyncIterator[GenerateEvent], *, patience: StreamPatience, clock: Clock, published: PublishedPrefix | None = None
+    ) -> None:
+        """`published`: what the node may be waiting for; until it is over, nobody is late with the first token."""
         self._stream = stream
+        self._published = published
         self._patience = patience
         self._clock = clock
         self._silence_limit = patience.connect
@@ -69,6 +74,8 @@ class WatchedStream:
             self._silence_limit = self._patience.heartbeat
             now = self._clock.now()
             if isinstance(event, Heartbeat):
+                if self._published is not None and not self._published.over:
+                    self._last_token_at = now
                 if now - self._last_token_at > self._token_limit:
                     late = Unavailable(f"signs of life, but no token for {to_seconds(self._token_limit):.0f} s")
                     raise AttemptFailed(FailoverReason.STALLED, late)

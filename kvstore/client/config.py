@@ -14,6 +14,7 @@ class CircuitConfig:
     failures_to_open: int = 3
     """Consecutive failures. A passed deadline opens at once: it is the one failure that costs time."""
     first_probe_after: Nanos = milliseconds(250)
+    """From the opening to the first probe."""
     longest_probe_after: Nanos = seconds(5)
     """The pause doubles from the first to this with every probe that fails."""
 
@@ -43,7 +44,9 @@ class ClientConfig:
     pending_wait: Nanos = milliseconds(100)
     """Between two reservations while another writer holds the block's."""
     pending_attempts: int = 5
+    """Reservations of a block before a put gives it up."""
     batch_blocks: int = 64
+    """Of one reserve-write-commit round, or one read, at one node."""
     batch_bytes: Bytes = Bytes(32 * MIB)
     """Of one reserve-write-commit round at one node."""
     read_ahead_bytes: Bytes = Bytes(128 * MIB)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,6 @@ from kvstore.codec.block_format import (
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
     MAX_POSITION,
-    MAX_STEP,
     BlockHeader,
     Rung,
     klt_bound,
@@ -27,18 +28,10 @@ from kvstore.codec.block_format import (
 )
 from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_tables import KltTables
-from kvstore.codec.reference import narrow, pack_rows, widen
+from kvstore.codec.precision import DEFAULT_STEP, FIRST_EXACT_TOKENS, GROUP, Precision
+from kvstore.codec.reference import narrow, widen
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
-
-GROUP = 64
-"""Elements that share a scale: tokens of one key channel, channels of one value token."""
-
-FIRST_EXACT_TOKENS = 4
-"""Attention sinks: the first tokens of a sequence stay as they are."""
-
-DEFAULT_STEP = 3
-"""Of rung klt, with the base step that `kvctl calibrate` chooses: 2 bits an element (LOG.md)."""
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
@@ -56,44 +49,6 @@ _NO_HALF = np.empty(0, np.uint16)
 _NO_SINGLE = np.empty(0, np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class _Codes:
-    """The lossy sections of one block as arrays, writable or not; see kernels.quantize for the shapes."""
-
-    side: np.ndarray
-    keys: np.ndarray
-    values: np.ndarray
-    arguments: tuple[np.ndarray, ...]
-    """key scales, value scales, key zeros, value zeros, key codes, value codes: views of the three above."""
-
-    @staticmethod
-    def over(header: BlockHeader, side: np.ndarray, keys: np.ndarray, values: np.ndarray) -> _Codes:
-        planes = header.layers * header.kv_heads
-        lossy = header.block_tokens - header.exact_tokens
-        key_shape = (planes, math.ceil(lossy / header.group), header.head_dim)
-        value_shape = (planes, lossy, math.ceil(header.head_dim / header.group))
-        code_shape = (planes, lossy, -1)
-        key_scales, value_scales = math.prod(key_shape), math.prod(value_shape)
-        zeros = side[key_scales + value_scales :].view(np.int8)
-        if zeros.size:
-            key_zeros, value_zeros = zeros[:key_scales].reshape(key_shape), zeros[key_scales:].reshape(value_shape)
-        else:
-            key_zeros = value_zeros = zeros.reshape(0, 0, 0)
-        return _Codes(
-            side,
-            keys,
-            values,
-            (
-                side[:key_scales].reshape(key_shape),
-                side[key_scales : key_scales + value_scales].reshape(value_shape),
-                key_zeros,
-                value_zeros,
-                keys.reshape(code_shape),
-                values.reshape(code_shape),
-            ),
-        )
-
-
 class BlockCodec:
     """Encodes blocks at one rung, decodes payloads of every rung, for one layout and one model. Safe to share between threads.
 
@@ -101,7 +56,7 @@ class BlockCodec:
     tensor-parallel shard. bfloat16 travels as uint16 (or int16) bit patterns, float16 and float32 as what they are.
 
     The lossy rungs store code c as narrow((c + zero) * scale), scales one byte (eight an octave), one for each channel of keys
-    over up to GROUP tokens, one for each token of values over up to GROUP channels. The same block gives the same payload in
+    over up to `group` tokens, one for each token of values over up to `group` channels. The same block gives the same payload in
     every process, and a payload decodes to the same bits everywhere.
     """
 
@@ -114,12 +69,16 @@ class BlockCodec:
         entropy: bool = True,
         calibration: KltTables | None = None,
         step: int = DEFAULT_STEP,
+        group: int = GROUP,
+        exact_tokens: int = FIRST_EXACT_TOKENS,
+        layer_rungs: Mapping[int, Rung] = MappingProxyType({}),
     ) -> None:
         """`entropy=False` keeps sections plain, where a rung leaves the choice. `calibration` is what writing and reading rung klt takes,
-        `step` its quality: a multiple of the tables' base step, 1 to MAX_STEP.
+        `step` its quality: a multiple of the tables' base step, 1 to MAX_STEP. `group`, `exact_tokens` (first ones of a sequence) and
+        `layer_rungs` (other widths for single layers, rungs of BITS only) are what this codec writes; it reads any.
 
-        Raises ConfigError for a layout or digest that no payload can describe, for rung klt without calibration, and for a
-        calibration of another model or layout.
+        Raises ConfigError for a layout or digest that no payload can describe, for rung klt without calibration, for a calibration of
+        another model or layout, and for choices that the rung does not have.
         """
         heads = layout.kv_heads // layout.tensor_parallel
         if len(model_digest) != DIGEST_BYTES:
@@ -130,8 +89,7 @@ class BlockCodec:
             raise ConfigError("calibration: these tables were made for another model or layout")
         if rung is Rung.KLT and calibration is None:
             raise ConfigError("rung klt needs calibration tables: make them with `kvctl calibrate`")
-        if not 0 < step <= MAX_STEP:
-            raise ConfigError(f"step must be 1 to {MAX_STEP}, not {step}")
+        precision = Precision(rung=rung, group=group, exact_tokens=exact_tokens, layer_rungs=layer_rungs, step=step)
         self.layout = layout
         self.rung = rung
         self._klt = KltTransform(calibration) if calibration is not None else None
@@ -139,6 +97,9 @@ class BlockCodec:
         self._model_digest = model_digest
         self._fingerprint = layout.fingerprint
         self._heads = heads
+        self._group = group
+        self._exact_tokens = min(exact_tokens, layout.block_tokens)
+        self._widths = precision.widths(layout.layers)
         self._entropy = entropy and rung is not Rung.RAW
         self._shape = (layout.layers, 2, heads, layout.block_tokens, layout.head_dim)
         self._dtype = _NUMPY_DTYPES[layout.dtype]
@@ -161,10 +122,20 @@ class BlockCodec:
         Raises CodecFailure, with a reason, for: wrong_shape, wrong_dtype, wrong_position (negative, beyond 2**40, or no
         multiple of block_tokens); and at lossy rungs not_finite (NaN or Inf) and out_of_range (beyond MAX_MAGNITUDE).
 
-        Cost: LOG.md; about 0.7 ms for 737 KB of bfloat16 on one core, without the GIL.
+        Cost: LOG.md; about 0.4 ms for 737 KB of bfloat16 on one core, without the GIL.
         """
-        block = self._checked(block)
-        return self._encode(block if block.flags.carray else block.copy(), start_position, canonical=False)
+        room = np.empty(self.max_payload_bytes, np.uint8)
+        return room[: self.encode_into(block, room.data, start_position=start_position)].tobytes()
+
+    def encode_into(self, block: np.ndarray, out: bytearray | memoryview, *, start_position: int, canonical: bool = False) -> int:
+        """As `encode`, or with `canonical` as `encode_canonical`, into the caller's memory: the payload's length. What is behind it
+        may be overwritten. Also raises CodecFailure (no_room) unless `out` is writable and has max_payload_bytes."""
+        block = self._checked_in_place(block) if canonical else self._checked(block)
+        view = memoryview(out).cast("B")
+        if view.readonly or len(view) < self.max_payload_bytes:
+            raise CodecFailure(f"a payload needs {self.max_payload_bytes} writable bytes, not {len(view)}", reason="no_room")
+        room = np.frombuffer(view, np.uint8)
+        return self._encode(block if block.flags.carray else block.copy(), start_position, room, canonical=canonical)
 
     def encode_canonical(self, block: np.ndarray, *, start_position: int) -> bytes:
         """As `encode`, and replaces the block by decode(payload) in the same pass. On an error the block is unchanged.
@@ -172,7 +143,8 @@ class BlockCodec:
         Encoding a canonical block again may give another payload; what attends to a block must use the payload's numbers.
         Also refuses what cannot be replaced in place (not_in_place): not C-contiguous, not aligned, read-only.
         """
-        return self._encode(self._checked_in_place(block), start_position, canonical=True)
+        room = np.empty(self.max_payload_bytes, np.uint8)
+        return room[: self.encode_into(block, room.data, start_position=start_position, canonical=True)].tobytes()
 
     def decode_into(self, payload: bytes | bytearray | memoryview, out: np.ndarray, *, start_position: int | None = None) -> BlockHeader:
         """Writes the block into `out` and returns the header. On any error `out` is unchanged.
@@ -181,14 +153,14 @@ class BlockCodec:
         `start_position`; UnsupportedFormat for a version, rung, layout or model other than this codec's; CodecFailure for an
         `out` of the wrong shape or dtype, or that cannot be written in place.
 
-        Cost: about 0.4 ms for 737 KB of bfloat16 on one core, without the GIL.
+        Cost: about 0.25 ms for 737 KB of bfloat16 on one core, without the GIL.
         """
         out = self._checked_in_place(out)
         view = memoryview(payload).cast("B")
         header = read_header(view)
         verify(view, header)
         self._check_identity(header, start_position)
-        exact, side, keys, values = self._sections(view, header)
+        exact, keys, values, side = self._sections(view, header)
         tokens = header.exact_tokens
         recoded = None
         if tokens < header.block_tokens and header.rung not in BITS:
@@ -199,12 +171,13 @@ class BlockCodec:
             out[..., tokens:, :] = recoded.view(out.dtype)
         elif tokens < header.block_tokens:
             half, single = self._views(out)
-            codes = _Codes.over(header, side, keys, values)
-            kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, BITS[header.rung], *codes.arguments)
+            widths = np.array(header.widths, np.uint8)
+            kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, widths, side, keys, values)
         return header
 
     def step_down(self, payload: bytes | bytearray | memoryview) -> bytes:
-        """A payload of a finer rung re-coded to this codec's, in the coded domain: int8 to int4, klt to a multiple of its step.
+        """A payload of a finer rung re-coded to this codec's, in the coded domain: int8 or int6 to int5 or int4, klt to a multiple of its
+        step. Its groups and exact tokens stay as they are.
 
         The header states an error that is not exceeded: the one measured before and the one measured now, added. Raises
         CorruptPayload and UnsupportedFormat as `decode_into`, and CodecFailure (no_step_down) for any other pair of rungs.
@@ -214,15 +187,16 @@ class BlockCodec:
         view = memoryview(payload).cast("B")
         fine = self.empty_block()
         header = self.decode_into(view, fine)
-        exact, side, keys, values = self._sections(view, header)
-        if (header.rung, self.rung) == (Rung.INT8, Rung.INT4):
-            sections = self._dropped_planes(header, side, keys, values)
+        exact, keys, values, side = self._sections(view, header)
+        tokens = header.block_tokens - header.exact_tokens
+        if header.rung in BITS and self.rung in BITS and header.rung is not self.rung and self._takes_planes_of(header):
+            sections = bit_planes.stepped_down(header, keys, values, side, widths=self._widths) if tokens else (b"", b"", b"")
         elif (header.rung, self.rung) == (Rung.KLT, Rung.KLT) and self._step % header.step == 0:
             klt = self._klt_of(header)
-            tokens = header.block_tokens - header.exact_tokens
-            parts = klt.read((keys.data, values.data), tokens=tokens, step=header.step) if tokens else ([], [])
-            coefficients = klt.stepped_down(parts, step=header.step, factor=self._step // header.step) if tokens else ()
-            sections = (b"", *klt.write(coefficients, step=self._step)) if coefficients else (b"", b"", b"")
+            sections = (b"", b"", b"")
+            if tokens:
+                parts = klt.read((keys.data, values.data), tokens=tokens, step=header.step)
+                sections = (*klt.write(klt.stepped_down(parts, step=header.step, factor=self._step // header.step), step=self._step), b"")
         else:
             what = (
                 f"{header.rung} at step {header.step} to {self.rung} at step {self._step}"
@@ -231,23 +205,27 @@ class BlockCodec:
             )
             raise CodecFailure(f"there is no step down from {what}", reason="no_step_down")
         stored = (exact.tobytes(), *sections)
-        stepped = self._header(start_position=header.start_position, section_bytes=(len(stored[0]), *map(len, sections)))  # type: ignore[arg-type]
+        lengths = (len(stored[0]), len(stored[1]), len(stored[2]), len(stored[3]))
+        body = b"".join(stored)
+        stepped = replace(
+            header, rung=self.rung, widths=self._widths, step=self._step if header.step else 0, packed=0, section_bytes=lengths
+        )
         coarse = self.empty_block()
-        self.decode_into(b"".join((write_header(stepped, stored), *stored)), coarse)
+        self.decode_into(write_header(stepped, body) + body, coarse)
         moved = widen(coarse, header.dtype).astype(np.float64) - widen(fine, header.dtype)
         stepped = replace(
             stepped,
             max_abs_error=(header.max_abs_error + float(np.abs(moved).max())) * _FLOAT32_UP,
             rms_error=(header.rms_error + math.sqrt(float(np.square(moved).mean()))) * _FLOAT32_UP,
         )
-        return b"".join((write_header(stepped, stored), *stored))
+        return write_header(stepped, body) + body
 
-    def _dropped_planes(self, header: BlockHeader, side: np.ndarray, keys: np.ndarray, values: np.ndarray) -> tuple[bytes, bytes, bytes]:
-        key_scales, value_scales, _, _, key_codes, value_codes = _Codes.over(header, side, keys, values).arguments
-        key_scales, key_zeros, key_codes = bit_planes.dropped(key_scales, key_codes, axis=1, group=header.group)
-        value_scales, value_zeros, value_codes = bit_planes.dropped(value_scales, value_codes, axis=2, group=header.group)
-        new_side = b"".join(part.tobytes() for part in (key_scales, value_scales, key_zeros, value_zeros))
-        return new_side, pack_rows(key_codes, 4).tobytes(), pack_rows(value_codes, 4).tobytes()
+    def _takes_planes_of(self, header: BlockHeader) -> bool:
+        return all(
+            new <= min(old, bit_planes.MOST_BITS)
+            for before, after in zip(header.widths, self._widths, strict=True)
+            for old, new in zip(before, after, strict=True)
+        )
 
     @property
     def _tile_shape(self) -> tuple[int, int, int, int]:
@@ -263,7 +241,7 @@ class BlockCodec:
         section_bytes: tuple[int, int, int, int] = (0, 0, 0, 0),
     ) -> BlockHeader:
         lossy = self.rung in LOSSY
-        first = min(FIRST_EXACT_TOKENS, self.layout.block_tokens) if start_position == 0 else 0
+        first = self._exact_tokens if start_position == 0 else 0
         return BlockHeader(
             rung=self.rung,
             dtype=self.layout.dtype,
@@ -271,7 +249,7 @@ class BlockCodec:
             kv_heads=self._heads,
             block_tokens=self.layout.block_tokens,
             head_dim=self.layout.head_dim,
-            group=GROUP if self.rung in BITS else 0,
+            group=self._group if self.rung in BITS else 0,
             exact_tokens=first if lossy else self.layout.block_tokens,
             start_position=start_position,
             max_abs_error=max_abs_error,
@@ -280,6 +258,7 @@ class BlockCodec:
             section_bytes=section_bytes,
             model_digest=self._model_digest,
             layout_fingerprint=self._fingerprint,
+            widths=self._widths,
             step=self._step if self.rung is Rung.KLT else 0,
             calibration=self._klt.tables.digest if self._klt is not None and self.rung is Rung.KLT else b"",
         )
@@ -307,12 +286,13 @@ class BlockCodec:
         wide = widen(block[..., tokens:, :], header.dtype)
         if self.rung is Rung.FP8:
             sections = [part.reshape(-1).view(np.uint8) for part in fp8.encoded(wide)]
-            decoded = self._fp8_block(header, *sections)
+            sections = [*sections[1:], sections[0]]
+            decoded = self._fp8_block(header, sections[2], *sections[:2])
         else:
             assert self._klt is not None
             where = {"start_position": header.start_position + tokens, "step": header.step}
             coefficients = self._klt.coefficients(wide, **where)
-            sections = [np.frombuffer(data, np.uint8) for data in (b"", *self._klt.write(coefficients, step=header.step))]
+            sections = [np.frombuffer(data, np.uint8) for data in (*self._klt.write(coefficients, step=header.step), b"")]
             decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
         error = widen(decoded, header.dtype) - wide
         if not np.isfinite(error).all():
@@ -321,48 +301,55 @@ class BlockCodec:
             block[..., tokens:, :] = decoded.view(block.dtype)
         return sections, float(np.abs(error).max()), float(np.square(error, dtype=np.float64).sum())
 
-    def _encode(self, block: np.ndarray, start_position: int, *, canonical: bool) -> bytes:
+    def _encode(self, block: np.ndarray, start_position: int, room: np.ndarray, *, canonical: bool) -> int:
         if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
             raise CodecFailure(
                 f"a block starts at a multiple of {self.layout.block_tokens} up to 2^40, not at {start_position}", reason="wrong_position"
             )
         header = self._header(start_position=start_position)
         tokens = header.exact_tokens
-        exact = np.ascontiguousarray(block[..., :tokens, :]).reshape(-1)
-        sections = [exact.view(np.uint8)]
+        sizes = header.unpacked_section_bytes
+        starts = [header.header_bytes + sum(sizes[:index]) for index in range(4)]
+        sections = [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        exact = block.reshape(-1) if tokens == header.block_tokens else np.ascontiguousarray(block[..., :tokens, :]).reshape(-1)
+        sections[0][:] = exact.view(np.uint8)
         largest = squares = 0.0
         if tokens < header.block_tokens:
             half, single = self._views(block)
             self._check_range(half, single)
-        if tokens < header.block_tokens and self.rung not in BITS:
-            coded, largest, squares = self._encode_wide(block, header, canonical=canonical)
-            sections += coded
-        elif tokens < header.block_tokens:
-            codes = _Codes.over(header, *(np.empty(size, np.uint8) for size in header.unpacked_section_bytes[1:]))
-            largest, squares = kernels.quantize(
-                half, single, self._kind, self._tile_shape, tokens, header.group, BITS[self.rung], canonical, *codes.arguments
-            )
-            sections += [codes.side, codes.keys, codes.values]
-        else:
-            sections += [np.empty(0, np.uint8)] * 3
-        stored: list[bytes | memoryview] = []
+            if self.rung in BITS:
+                widths = np.array(header.widths, np.uint8)
+                _, keys, values, side = sections
+                largest, squares = kernels.quantize(
+                    half, single, self._kind, self._tile_shape, tokens, header.group, widths, canonical, side, keys, values
+                )
+            else:
+                sections[1:], largest, squares = self._encode_wide(block, header, canonical=canonical)
         packed = 0
+        lengths = []
+        end = header.header_bytes
         for index, section in enumerate(sections):
-            wanted = self._entropy and (self.rung is not Rung.KLT or index == 0)
-            frame = self._packed(index, section, exact, header.unpacked_bytes) if wanted else None
+            wanted = self._entropy and section.size and (self.rung is not Rung.KLT or index == 0)
+            frame = None
+            if wanted:
+                frame = entropy.pack(entropy.to_planes(exact) if index == 0 else section, body_bytes=header.unpacked_bytes)
             packed |= (frame is not None) << index
-            stored.append(section.data if frame is None else frame)
+            stored = section if frame is None else np.frombuffer(frame, np.uint8)
+            in_place = frame is None and end == starts[index] and (index == 0 or self.rung in BITS)
+            if not in_place:
+                room[end : end + stored.size] = stored
+            lengths.append(stored.size)
+            end += stored.size
         header = self._header(
             start_position=start_position,
             max_abs_error=float(largest),
             rms_error=math.sqrt(squares / block.size),
             packed=packed,
-            section_bytes=(len(stored[0]), len(stored[1]), len(stored[2]), len(stored[3])),
+            section_bytes=(lengths[0], lengths[1], lengths[2], lengths[3]),
         )
-        return b"".join((write_header(header, tuple(stored)), *stored))
-
-    def _packed(self, index: int, section: np.ndarray, exact: np.ndarray, body_bytes: int) -> bytes | None:
-        return entropy.pack(entropy.to_planes(exact) if index == 0 and section.size else section, body_bytes=body_bytes)
+        written = write_header(header, room[header.header_bytes : end].data)
+        room[: len(written)] = np.frombuffer(written, np.uint8)
+        return end
 
     def _sections(self, view: memoryview, header: BlockHeader) -> list[np.ndarray]:
         """The four sections as read-only uint8 arrays, unpacked; no copy of those stored plain."""
@@ -386,9 +373,9 @@ class BlockCodec:
 
     def _check_range(self, half: np.ndarray, single: np.ndarray) -> None:
         if self._kind == kernels.FLOAT32:
-            largest = np.uint32(kernels.largest_bits(single.view(np.uint32), np.uint32(0x7FFFFFFF))).view(np.float32)
+            largest = np.uint32(kernels.largest_bits_of_single(single.view(np.uint32))).view(np.float32)
         else:
-            bits = int(kernels.largest_bits(half, np.uint16(0x7FFF)))
+            bits = int(kernels.largest_bits_of_half(half))
             largest = np.uint16(bits).view(np.float16) if self._kind == kernels.FLOAT16 else np.uint32(bits << 16).view(np.float32)
         if not np.isfinite(largest):
             raise CodecFailure(f"rung {self.rung} takes finite numbers, the block holds NaN or Inf", reason="not_finite")

@@ -1,18 +1,20 @@
 """The payload of one block: a header that says what the bytes are, then four sections. Pure: imports neither numpy nor numba.
 
-    header   HEADER_BYTES, little-endian, fields below; its last 8 bytes are XXH3-64 over all the rest of the payload
+    header   little-endian, fields below; rungs int8 to int4 add two bytes a layer, the bits of a code of its keys and of its values; the
+             last 8 bytes are XXH3-64 over all the rest of the payload
     exact    the first `exact_tokens` tokens of every layer, K and V, head, as they are ([layers, 2, heads, exact, head_dim])
-    side     scales and zeros (rung fp8: exponents): what the codes mean
-    keys     codes of the keys of the other tokens ([layers, heads, tokens - exact, packed row])
+    keys     codes of the keys of the other tokens, plane by plane ([layers, heads, packed plane: reference.pack_plane])
     values   codes of the values, likewise
+    side     what the codes mean. Scales of all keys ([layers, heads, token groups, head_dim], a byte each) and of all values ([layers,
+             heads, tokens, channel groups]); then zeros of the keys, and of those layers' values whose codes are not symmetric, in
+             the same order. Rung fp8: exponents
 
 Sections are stored plain or packed by the entropy stage, each on its own; an absent one has length 0. Rungs without
-quantization keep every token in `exact`. Rung klt has a version of its own, whose header also names the step and the calibration
-tables; its sections `keys` and `values` are entropy-coded coefficients of any length, and `side` is empty.
+quantization keep every token in `exact`. In rung klt the header names the step and the calibration tables, the sections `keys` and
+`values` are entropy-coded coefficients of any length, and `side` is empty.
 
 A reader refuses what it does not know (UnsupportedFormat: a miss) and what cannot be (CorruptPayload: another copy), and
-bounds every field before it allocates anything. The version moves with any change of layout or arithmetic; readers keep the
-old ones.
+bounds every field before it allocates anything. The version moves with any change of layout or arithmetic.
 """
 
 from __future__ import annotations
@@ -29,15 +31,12 @@ from kvstore.errors import CorruptPayload, UnsupportedFormat
 from kvstore.ids import LayoutFingerprint
 
 MAGIC = b"LKVB"
-VERSION = 1
-KLT_VERSION = 2
-"""Of the rung klt alone: all other payloads stay readable by who knows version 1 only."""
+VERSION = 3
 
 _PREFIX = struct.Struct("<4sHH")  # magic, version, header bytes: these three stay where they are in every version
-_FIELDS = struct.Struct("<4sHHBBBBHHHHHHQffQQ4Q32s32s")
+_FIELDS = struct.Struct("<4sHHBBBBHHHHHHQffQQ4Q32s32sI32s")
 HEADER_BYTES = _FIELDS.size + CHECKSUM_BYTES
-_KLT_FIELDS = struct.Struct("<IHH32s")  # step, reserved, reserved, digest of the calibration tables; between the fields and the checksum
-_HEADER_BYTES = {VERSION: HEADER_BYTES, KLT_VERSION: HEADER_BYTES + _KLT_FIELDS.size}
+"""Without the table of bits."""
 
 SECTIONS = 4
 MAX_COUNT = 1 << 12
@@ -59,8 +58,14 @@ class Rung(StrEnum):
     KLT = "klt"
 
 
-BITS = {Rung.INT8: 8, Rung.INT6: 6, Rung.INT5: 5, Rung.INT4: 4}
-"""Code width of the rungs with codes of one width."""
+BITS = {Rung.INT8: (8, 7), Rung.INT6: (6, 6), Rung.INT5: (5, 5), Rung.INT4: (4, 4)}
+"""Bits of a code of keys and of values. Of an error's cost keys have nine tenths (LOG.md), so int8 is eight bits of them alone."""
+
+NARROWEST, WIDEST = 4, 8
+"""Bits that a code can have."""
+
+WHOLE_VECTOR = 8
+"""Groups are multiples of it, for the kernels' sake."""
 
 LOSSY = frozenset({*BITS, Rung.FP8, Rung.KLT})
 
@@ -102,6 +107,8 @@ class BlockHeader:
     """As stored."""
     model_digest: bytes
     layout_fingerprint: LayoutFingerprint
+    widths: tuple[tuple[int, int], ...] = ()
+    """Rungs of BITS: for each layer the bits of a code of its keys and of its values; empty elsewhere."""
     step: int = 0
     """Rung klt: multiple of the tables' base step, the quality; 0 elsewhere."""
     calibration: bytes = b""
@@ -110,12 +117,8 @@ class BlockHeader:
     """XXH3-64 over the payload without these 8 bytes of it; as read. A writer computes it."""
 
     @property
-    def version(self) -> int:
-        return KLT_VERSION if self.rung is Rung.KLT else VERSION
-
-    @property
     def header_bytes(self) -> int:
-        return _HEADER_BYTES[self.version]
+        return HEADER_BYTES + 2 * len(self.widths)
 
     @property
     def shape(self) -> tuple[int, int, int, int, int]:
@@ -131,13 +134,17 @@ class BlockHeader:
         if not lossy:
             return (exact, 0, 0, 0)
         if self.rung is Rung.KLT:
-            return (exact, 0, self.section_bytes[2], self.section_bytes[3])
+            return (exact, self.section_bytes[1], self.section_bytes[2], 0)
         if self.rung is Rung.FP8:
-            return (exact, 2 * planes, planes * lossy * self.head_dim, planes * lossy * self.head_dim)
-        bits = BITS[self.rung]
-        scales = planes * (math.ceil(lossy / self.group) * self.head_dim + lossy * math.ceil(self.head_dim / self.group))
-        codes = planes * lossy * row_bytes(self.head_dim, bits)
-        return (exact, scales if bits == 8 else 2 * scales, codes, codes)
+            return (exact, planes * lossy * self.head_dim, planes * lossy * self.head_dim, 2 * planes)
+        key_scales = self.kv_heads * math.ceil(lossy / self.group) * self.head_dim
+        value_scales = self.kv_heads * lossy * math.ceil(self.head_dim / self.group)
+        side = keys = values = 0
+        for key_bits, value_bits in self.widths:
+            side += 2 * key_scales + (1 if symmetric_values(value_bits) else 2) * value_scales
+            keys += self.kv_heads * plane_bytes(lossy * self.head_dim, key_bits)
+            values += self.kv_heads * plane_bytes(lossy * self.head_dim, value_bits)
+        return (exact, keys, values, side)
 
     @property
     def unpacked_bytes(self) -> int:
@@ -152,17 +159,23 @@ class BlockHeader:
         return self.header_bytes + self.body_bytes
 
 
-def row_bytes(width: int, bits: int) -> int:
-    """Of a packed row of codes (kernels.py)."""
-    return width if bits == 8 else math.ceil(width / 2) + (bits - 4) * math.ceil(width / 8)
+def plane_bytes(count: int, bits: int) -> int:
+    """Of a plane of packed codes: a whole number of codes for each byte of a part (reference.pack_plane)."""
+    parts = {4: 2, 5: 8, 6: 4, 7: 8, 8: 1}[bits]
+    return math.ceil(count / parts) * (parts * bits // 8)
 
 
-def write_header(header: BlockHeader, sections: tuple[bytes | memoryview, ...]) -> bytes:
-    """The bytes of a header over these sections, checksum included; `header.section_bytes` must be their lengths."""
-    assert header.section_bytes == tuple(len(section) for section in sections)
+def symmetric_values(bits: int) -> bool:
+    """Whether codes of values have no zero of their own."""
+    return bits >= 7
+
+
+def write_header(header: BlockHeader, body: bytes | memoryview) -> bytes:
+    """The bytes of a header over these sections, one after the other, checksum included; `header.section_bytes` must be their lengths."""
+    assert header.body_bytes == len(body)
     fields = _FIELDS.pack(
         MAGIC,
-        header.version,
+        VERSION,
         header.header_bytes,
         _RUNG_CODES[header.rung],
         _DTYPE_CODES[header.dtype],
@@ -182,12 +195,12 @@ def write_header(header: BlockHeader, sections: tuple[bytes | memoryview, ...]) 
         *header.section_bytes,
         header.model_digest,
         header.layout_fingerprint,
+        header.step,
+        header.calibration,  # zeros where there is none
     )
-    if header.rung is Rung.KLT:
-        fields += _KLT_FIELDS.pack(header.step, 0, 0, header.calibration)
+    fields += bytes(bits for pair in header.widths for bits in pair)
     digest = xxhash.xxh3_64(fields)
-    for section in sections:
-        digest.update(section)
+    digest.update(body)
     return fields + int(digest.intdigest()).to_bytes(CHECKSUM_BYTES, "little")
 
 
@@ -203,12 +216,11 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
     magic, version, header_bytes = _PREFIX.unpack_from(view)
     if magic != MAGIC:
         raise CorruptPayload(f"a payload starts with {MAGIC!r}, this one with {magic!r}")
-    expected_bytes = _HEADER_BYTES.get(version)
-    if expected_bytes is None:
-        raise UnsupportedFormat(f"payload version {version} is not known here; known: {VERSION} and {KLT_VERSION}")
-    if header_bytes != expected_bytes or len(view) < expected_bytes:
+    if version != VERSION:
+        raise UnsupportedFormat(f"payload version {version} is not known here; known: {VERSION}")
+    if not HEADER_BYTES <= header_bytes <= min(len(view), HEADER_BYTES + 2 * MAX_COUNT):
         raise CorruptPayload(
-            f"a version {version} header has {expected_bytes} bytes; this one says {header_bytes} in a payload of {len(view)}"
+            f"a version {version} header has {HEADER_BYTES} bytes or more; this one says {header_bytes} in a payload of {len(view)}"
         )
     (
         _magic,
@@ -232,6 +244,8 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
         *section_bytes,
         model_digest,
         fingerprint,
+        step,
+        calibration,
     ) = _FIELDS.unpack_from(view)
     if rung_code not in _RUNGS:
         raise UnsupportedFormat(f"rung code {rung_code} is not known here; known: {_names(_RUNGS)}")
@@ -240,13 +254,11 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
     if reserved or packed >= 1 << SECTIONS:
         raise UnsupportedFormat("the header uses flags that are not known here")
     rung = _RUNGS[rung_code]
-    if (rung is Rung.KLT) != (version == KLT_VERSION):
-        raise CorruptPayload(f"impossible header: rung {rung} in version {version}")
-    step, calibration = 0, b""
-    if rung is Rung.KLT:
-        step, *reserved_too, calibration = _KLT_FIELDS.unpack_from(view, _FIELDS.size)
-        if any(reserved_too):
-            raise UnsupportedFormat("the header uses flags that are not known here")
+    if header_bytes != HEADER_BYTES + (2 * layers if rung in BITS else 0):
+        raise CorruptPayload(f"a header of rung {rung} and {layers} layers cannot have {header_bytes} bytes")
+    table = view[_FIELDS.size : header_bytes - CHECKSUM_BYTES]
+    if any(not NARROWEST <= bits <= WIDEST for bits in table):
+        raise UnsupportedFormat(f"codes have {NARROWEST} to {WIDEST} bits here")
     header = BlockHeader(
         rung=rung,
         dtype=_DTYPES[dtype_code],
@@ -263,8 +275,9 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
         section_bytes=(section_bytes[0], section_bytes[1], section_bytes[2], section_bytes[3]),
         model_digest=model_digest,
         layout_fingerprint=LayoutFingerprint(fingerprint),
+        widths=tuple(zip(table[::2], table[1::2], strict=True)),
         step=step,
-        calibration=calibration,
+        calibration=calibration if rung is Rung.KLT or any(calibration) else b"",
         checksum=int.from_bytes(view[header_bytes - CHECKSUM_BYTES : header_bytes], "little"),
     )
     impossible = _impossibility(header)
@@ -292,15 +305,17 @@ def _impossibility(header: BlockHeader) -> str | None:
     for name, count in counts.items():
         if not 0 < count <= MAX_COUNT:
             return f"{name} is {count}, allowed are 1 to {MAX_COUNT}"
+    if (header.step or header.calibration) and header.rung is not Rung.KLT:
+        return f"rung {header.rung} has neither step nor calibration"
     if header.rung in BITS:
-        if not 0 < header.group <= MAX_COUNT:
-            return f"group is {header.group}, allowed are 1 to {MAX_COUNT}"
+        if not 0 < header.group <= MAX_COUNT or header.group % WHOLE_VECTOR:
+            return f"group is {header.group}, allowed are multiples of {WHOLE_VECTOR} up to {MAX_COUNT}"
         if header.exact_tokens > header.block_tokens:
             return f"{header.exact_tokens} of {header.block_tokens} tokens are exact"
     elif header.rung is Rung.KLT:
         if not 0 < header.step <= MAX_STEP:
             return f"step is {header.step}, allowed are 1 to {MAX_STEP}"
-        if header.group or header.exact_tokens > header.block_tokens or max(header.section_bytes[2:]) > klt_bound(header):
+        if header.group or header.exact_tokens > header.block_tokens or max(header.section_bytes[1:3]) > klt_bound(header):
             return f"rung {header.rung} with {header.exact_tokens} exact tokens and {header.section_bytes} bytes"
     elif header.rung is Rung.FP8:
         if header.group or header.exact_tokens > header.block_tokens:

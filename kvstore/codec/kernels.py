@@ -1,15 +1,13 @@
 """The lossy rungs' arithmetic as fused machine code: one pass over a block, without the GIL, equal bit for bit to reference.py.
 
-Every operation is a float32 operation of IEEE 754 in a stated order (no fastmath, no contraction), so that another
-implementation, torch on a device say, gives the same bytes. All kernels and what they call stay in this one file, because
-numba's cache on disk notices changes of the file it caches and of no other.
-
-Inner loops run from 0 over a slice: an index such as `first + i` might be negative, and the test for that keeps LLVM from
-vectorizing (2 to 3 times slower).
+Every operation is a float32 or integer operation in a stated order (no fastmath, no contraction), so that another
+implementation, torch on a device say, gives the same bytes. All kernels and what they call stay in this one file and
+vectors.py, because numba's cache on disk notices changes of the file it caches and of no other.
 
 A block arrives flat, in C order [layers, 2, heads, tokens, head_dim], in one of two views: `half` (uint16 bit patterns of
-bfloat16 or float16) or `single` (float32); the other view is empty and `kind` says which. Work goes by tiles: the lossy
-tokens of one head's keys, or values, in one layer.
+bfloat16 or float16) or `single` (float32); the other view is empty and `kind` says which. Work goes by planes: the lossy
+tokens of one head's keys, or values, in one layer, eight channels at a time in registers (vectors.py). Rows are padded to
+whole vectors in a plane's working memory; the lanes beyond a row are masked where they would count.
 """
 
 # mypy: disallow-untyped-defs=False
@@ -21,6 +19,8 @@ from typing import Any
 
 import numba
 import numpy as np
+
+from kvstore.codec import vectors as v
 
 Kernel = Callable[..., Any]
 
@@ -49,351 +49,448 @@ def inlined(function: Kernel) -> Kernel:
 
 
 @compiled
-def largest_bits(patterns, mask):
-    """Largest `patterns & mask` of a 1-D array of unsigned integers: the bits of the largest magnitude, NaN and Inf above all."""
-    largest = patterns[0] & mask
+def largest_bits_of_half(patterns):
+    """Largest `pattern & 0x7FFF` of a 1-D array of uint16: the bits of the largest magnitude, NaN and Inf above all."""
+    mask = v.h_splat(np.int16(0x7FFF))
+    a = b = c = e = v.h_splat(np.int16(0))
+    whole = patterns.size // 64 * 64
+    for i in range(0, whole, 64):
+        a = v.h_larger(a, v.h_and(v.load_i16x16(patterns, i), mask))
+        b = v.h_larger(b, v.h_and(v.load_i16x16(patterns, i + 16), mask))
+        c = v.h_larger(c, v.h_and(v.load_i16x16(patterns, i + 32), mask))
+        e = v.h_larger(e, v.h_and(v.load_i16x16(patterns, i + 48), mask))
+    sixteen = np.empty(16, np.uint16)
+    v.store_u16x16(sixteen, 0, v.h_larger(v.h_larger(a, b), v.h_larger(c, e)))
+    largest = np.int64(sixteen.max())
+    for i in range(whole, patterns.size):
+        largest = max(largest, np.int64(patterns[i] & np.uint16(0x7FFF)))
+    return largest
+
+
+@compiled
+def largest_bits_of_single(patterns):
+    """As `largest_bits_of_half` for uint32 patterns of float32."""
+    largest = np.uint32(0)
     for i in range(patterns.size):
-        magnitude = patterns[i] & mask
+        magnitude = patterns[i] & np.uint32(0x7FFFFFFF)
         largest = magnitude if magnitude > largest else largest
     return largest
 
 
 @inlined
-def _to_float(bits):
-    return np.uint32(bits).view(np.float32)
+def _widened_half(bits):
+    """F8 of float16 bit patterns in an I8; exact for every finite value."""
+    magnitude = v.multiply(v.float_of(v.shifted_left(v.i_and(bits, v.i_splat(np.int32(0x7FFF))), 13)), v.splat(np.float32(2.0**112)))
+    sign = v.shifted_left(v.i_and(bits, v.i_splat(np.int32(0x8000))), 16)
+    return v.float_of(v.i_or(v.bits_of(magnitude), sign))
 
 
 @inlined
-def _to_bits(value):
-    return np.float32(value).view(np.uint32)
+def _bfloat16_bits(values):
+    """I8: the bit patterns nearest to an F8, ties to even."""
+    bits = v.bits_of(values)
+    odd = v.i_and(v.shifted_right(bits, 16), v.i_splat(np.int32(1)))
+    return v.shifted_right(v.i_add(v.i_add(bits, v.i_splat(np.int32(0x7FFF))), odd), 16)
 
 
 @inlined
-def _bfloat16_bits(value):
-    bits = _to_bits(value)
-    return np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+def _float16_bits(values):
+    bits = v.bits_of(values)
+    magnitude = v.i_and(bits, v.i_splat(np.int32(0x7FFFFFFF)))
+    small = v.below(magnitude, v.i_splat(np.int32(113 << 23)))  # below 2**-14: the sum with 0.5 rounds to a multiple of the smallest step
+    fine = v.i_subtract(v.bits_of(v.add(v.float_of(magnitude), v.splat(np.float32(0.5)))), v.i_splat(np.int32(126 << 23)))
+    odd = v.i_and(v.shifted_right(magnitude, 13), v.i_splat(np.int32(1)))
+    coarse = v.shifted_right(v.i_add(v.i_add(magnitude, v.i_splat(np.int32(0xFFF - (112 << 23)))), odd), 13)
+    narrow = v.i_or(v.i_and(fine, small), v.i_and(coarse, v.i_subtract(v.i_splat(np.int32(-1)), small)))
+    return v.i_or(narrow, v.shifted_right(v.i_and(bits, v.i_splat(np.int32(-0x80000000))), 16))
 
 
 @inlined
-def _float16_bits(value):
-    bits = _to_bits(value)
-    sign = np.uint32(bits & np.uint32(0x80000000))
-    bits = np.uint32(bits ^ sign)
-    if bits < np.uint32(113 << 23):  # below 2**-14: the sum with 0.5 rounds to a multiple of float16's smallest step
-        narrow = np.uint32(_to_bits(_to_float(bits) + np.float32(0.5)) - np.uint32(126 << 23))
-    else:
-        narrow = np.uint32(bits + np.uint32(0xC8000FFF) + ((bits >> np.uint32(13)) & np.uint32(1))) >> np.uint32(13)
-    return np.uint32(narrow | (sign >> np.uint32(16)))
-
-
-@inlined
-def _float16_value(bits):
-    magnitude = _to_float((bits & np.uint32(0x7FFF)) << np.uint32(13)) * np.float32(2.0**112)
-    return _to_float(_to_bits(magnitude) | ((bits & np.uint32(0x8000)) << np.uint32(16)))
-
-
-@inlined
-def _load(half, single, kind, first, out):
-    """`out.size` elements from `first` on, widened to float32; exact for every finite value."""
-    if kind == 2:
-        wide = single[first : first + out.size]
-        for i in range(out.size):
-            out[i] = wide[i]
-    else:
-        bits = half[first : first + out.size]
-        if kind == 0:
-            for i in range(out.size):
-                out[i] = _to_float(np.uint32(bits[i]) << np.uint32(16))
-        else:
-            for i in range(out.size):
-                out[i] = _float16_value(np.uint32(bits[i]))
-
-
-@inlined
-def _narrow(values, kind):
-    """Rounds float32 `values` in place to what the dtype can hold, ties to even."""
+def _narrowed(values, kind):
+    """An F8 rounded to what the dtype can hold, ties to even."""
     if kind == 0:
-        for i in range(values.size):
-            values[i] = _to_float(_bfloat16_bits(values[i]) << np.uint32(16))
+        values = v.float_of(v.shifted_left(_bfloat16_bits(values), 16))
     elif kind == 1:
-        for i in range(values.size):
-            values[i] = _float16_value(_float16_bits(values[i]))
+        values = _widened_half(_float16_bits(values))
+    return values
 
 
 @inlined
-def _store(values, half, single, kind, first):
-    """Writes float32 `values` as the dtype's elements from `first` on, rounded as by `_narrow`."""
-    if kind == 2:
-        wide = single[first : first + values.size]
-        for i in range(values.size):
-            wide[i] = values[i]
-    else:
-        bits = half[first : first + values.size]
+def _load_plane(half, single, kind, first, width, tile):
+    """`tile` [rows * padded width] from the elements of a block from `first` on, widened to float32; zeros beyond each row."""
+    if width % 8 == 0:
         if kind == 0:
-            for i in range(values.size):
-                bits[i] = np.uint16(_bfloat16_bits(values[i]))
+            for i in range(0, tile.size, 8):
+                v.store_f32(tile, i, v.load_bf16(half, first + i))
+        elif kind == 1:
+            for i in range(0, tile.size, 8):
+                v.store_f32(tile, i, _widened_half(v.load_u16(half, first + i)))
         else:
-            for i in range(values.size):
-                bits[i] = np.uint16(_float16_bits(values[i]))
-
-
-@inlined
-def _scale_code(low, high, levels):
-    """The smallest step that spans [low, high] in `levels` steps and keeps |value / step| within 127, rounded up to a code."""
-    step = (high - low) / np.float32(levels)
-    largest = max(abs(low), abs(high)) / np.float32(127.0)
-    step = largest if largest > step else step
-    code = np.int32((_to_bits(step) + np.uint32(0xFFFFF)) >> np.uint32(20)) - np.int32(SCALE_BASE)
-    return np.uint8(min(max(code, np.int32(0)), np.int32(255)))
-
-
-@inlined
-def _scale(code):
-    return _to_float((np.uint32(code) + np.uint32(SCALE_BASE)) << np.uint32(20))
-
-
-@inlined
-def _zero(low, inverse, bits):
-    """The integer that code 0 stands for: fixed at 8 bits, where the codes reach from -128 to 127 anyway."""
-    if bits == 8:
-        return np.float32(-128.0)
-    return (low * inverse + _ROUND) - _ROUND
-
-
-@inlined
-def _channel_extents(tile, low, high):
-    """(low, high) of each channel over the rows of a tile; four rows at a time, to touch `low` and `high` less often."""
-    rows, width = tile.shape
-    for d in range(width):
-        low[d] = tile[0, d]
-        high[d] = tile[0, d]
-    row = 1
-    while row + 4 <= rows:
-        for d in range(width):
-            a, b, c, e = tile[row, d], tile[row + 1, d], tile[row + 2, d], tile[row + 3, d]
-            below = a if a < b else b
-            below_too = c if c < e else e
-            below = below if below < below_too else below_too
-            low[d] = low[d] if low[d] < below else below
-            above = a if a > b else b
-            above_too = c if c > e else e
-            above = above if above > above_too else above_too
-            high[d] = high[d] if high[d] > above else above
-        row += 4
-    while row < rows:
-        for d in range(width):
-            value = tile[row, d]
-            low[d] = low[d] if low[d] < value else value
-            high[d] = high[d] if high[d] > value else value
-        row += 1
-
-
-@inlined
-def _row_extent(row):
-    """(smallest, largest) of a row, compared as integers in the order of the floats: float reductions do not vectorize."""
-    smallest = np.int32(0x7FFFFFFF)
-    largest = np.int32(-0x80000000)
-    for d in range(row.size):
-        bits = np.int32(_to_bits(row[d]))
-        key = np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-        smallest = key if key < smallest else smallest
-        largest = key if key > largest else largest
-    smallest = np.int32(smallest ^ ((smallest >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    largest = np.int32(largest ^ ((largest >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-    return _to_float(smallest), _to_float(largest)
-
-
-@inlined
-def _quantize_row(row, scale, inverse, zero, levels, codes, decoded):
-    # Two loops, because LLVM gives up on vectorizing one loop over six arrays that might overlap.
-    for d in range(row.size):
-        step = (row[d] * inverse[d] + _ROUND) - _ROUND
-        top = zero[d] + levels
-        step = step if step > zero[d] else zero[d]
-        decoded[d] = step if step < top else top
-    for d in range(row.size):
-        step = decoded[d]
-        codes[d] = np.uint8(np.int32(step - zero[d]))
-        decoded[d] = step * scale[d]
-
-
-@inlined
-def _dequantize(packed, bits, scale, zero, decoded):
-    """A row of keys, whose scales and zeros differ by channel."""
-    width = decoded.size
-    if bits == 8:
-        for d in range(width):
-            decoded[d] = (np.float32(packed[d]) + zero[d]) * scale[d]
-    elif bits == 4:
-        half = packed.size
-        for d in range(half):
-            decoded[d] = (np.float32(packed[d] & np.uint8(15)) + zero[d]) * scale[d]
-        upper, upper_zero, upper_scale = decoded[half:], zero[half:], scale[half:]
-        for d in range(width - half):
-            upper[d] = (np.float32(packed[d] >> np.uint8(4)) + upper_zero[d]) * upper_scale[d]
+            for i in range(0, tile.size, 8):
+                v.store_f32(tile, i, v.load_f32(single, first + i))
     else:
-        half, eighth = (width + 1) // 2, (width + 7) // 8
-        for d in range(half):
-            decoded[d] = np.float32(packed[d] & np.uint8(15))
-        upper = decoded[half:]
-        for d in range(width - half):
-            upper[d] = np.float32(packed[d] >> np.uint8(4))
-        for plane in range(bits - 4):
-            row = packed[half + plane * eighth : half + (plane + 1) * eighth]
-            worth = np.float32(16 << plane)
-            for bit in range(8):
-                part = decoded[min(bit * eighth, width) : min((bit + 1) * eighth, width)]
-                for d in range(part.size):
-                    part[d] += np.float32((row[d] >> np.uint8(bit)) & np.uint8(1)) * worth
-        for d in range(width):
-            decoded[d] = (decoded[d] + zero[d]) * scale[d]
+        padded = (width + 7) // 8 * 8
+        for row in range(tile.size // padded):
+            for d in range(width):
+                at = first + row * width + d
+                bits = np.uint32(0)
+                if kind == 0:
+                    bits = np.uint32(half[at]) << np.uint32(16)
+                elif kind == 1:
+                    magnitude = np.uint32((half[at] & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
+                    bits = np.float32(magnitude).view(np.uint32) | np.uint32((half[at] & np.uint32(0x8000)) << np.uint32(16))
+                else:
+                    bits = np.float32(single[at]).view(np.uint32)
+                tile[row * padded + d] = np.uint32(bits).view(np.float32)
+            for d in range(width, padded):
+                tile[row * padded + d] = np.float32(0)
 
 
 @inlined
-def _pack_row(codes, bits, out):
-    """8 bits: as they are. Fewer: byte j of the first half row holds the low four bits of code j, and above them those of code
-    j + half, so that both halves stay contiguous; then a row of an eighth for each further bit: bit b of byte j is that of code
-    b * eighth + j. `codes` has one 0 more than the row."""
-    width = codes.size - 1
-    if bits == 8:
-        for d in range(width):
-            out[d] = codes[d]
+def _store_plane(tile, half, single, kind, first, width):
+    """Inverse of `_load_plane`, rounding."""
+    if width % 8 == 0:
+        if kind == 0:
+            for i in range(0, tile.size, 8):
+                v.store_u16(half, first + i, _bfloat16_bits(v.load_f32(tile, i)))
+        elif kind == 1:
+            for i in range(0, tile.size, 8):
+                v.store_u16(half, first + i, _float16_bits(v.load_f32(tile, i)))
+        else:
+            for i in range(0, tile.size, 8):
+                v.store_f32(single, first + i, v.load_f32(tile, i))
     else:
-        half, eighth = (width + 1) // 2, (width + 7) // 8
-        upper = codes[half:]
-        for d in range(half):
-            out[d] = (codes[d] & np.uint8(15)) | np.uint8(upper[d] << np.uint8(4))
-        for plane in range(bits - 4):
-            row = out[half + plane * eighth : half + (plane + 1) * eighth]
-            row[:] = np.uint8(0)
-            for bit in range(8):
-                part = codes[min(bit * eighth, width) : min((bit + 1) * eighth, width)]
-                for d in range(part.size):
-                    row[d] |= ((part[d] >> np.uint8(4 + plane)) & np.uint8(1)) << np.uint8(bit)
+        padded = (width + 7) // 8 * 8
+        eight = np.empty(8, np.uint16)
+        for row in range(tile.size // padded):
+            for d in range(0, padded, 8):
+                if kind == 0:
+                    v.store_u16(eight, 0, _bfloat16_bits(v.load_f32(tile, row * padded + d)))
+                elif kind == 1:
+                    v.store_u16(eight, 0, _float16_bits(v.load_f32(tile, row * padded + d)))
+                for i in range(min(8, width - d)):
+                    if kind == 2:
+                        single[first + row * width + d + i] = tile[row * padded + d + i]
+                    else:
+                        half[first + row * width + d + i] = eight[i]
 
 
 @inlined
-def _measure(tile, decoded, worst, squares):
-    """Moves `worst` and `squares` of each channel by the rows of a tile, in their order; four at a time."""
-    rows, width = tile.shape
-    row = 0
-    while row + 4 <= rows:
-        for d in range(width):
-            a = tile[row, d] - decoded[row, d]
-            b = tile[row + 1, d] - decoded[row + 1, d]
-            c = tile[row + 2, d] - decoded[row + 2, d]
-            e = tile[row + 3, d] - decoded[row + 3, d]
-            squares[d] = (((squares[d] + a * a) + b * b) + c * c) + e * e
-            a, b, c, e = abs(a), abs(b), abs(c), abs(e)
-            a = a if a > b else b
-            c = c if c > e else e
-            a = a if a > c else c
-            worst[d] = worst[d] if worst[d] > a else a
-        row += 4
-    while row < rows:
-        for d in range(width):
-            a = abs(tile[row, d] - decoded[row, d])
-            squares[d] += a * a
-            worst[d] = worst[d] if worst[d] > a else a
-        row += 1
+def _form(values, bits):
+    """(levels, unit of zeros, whether codes are symmetric, limit of a magnitude in steps): reference.py."""
+    symmetric = values and bits >= 7
+    unit = np.int32(1) if symmetric or bits < 6 else np.int32(1 << (bits - 5))
+    limit = np.int32((1 << (bits - 1)) - 1) if symmetric else np.int32(127 * unit)
+    return np.int32((1 << bits) - 1), unit, symmetric, limit
+
+
+@inlined
+def _scale_codes(low, high, levels, unit, limit):
+    """I8: of the smallest steps that span [low, high] and keep |value / step| within `limit`, rounded up to codes."""
+    spans = v.splat(np.float32(levels - unit + 1))
+    largest = v.larger(
+        v.float_of(v.i_and(v.bits_of(low), v.i_splat(np.int32(0x7FFFFFFF)))),
+        v.float_of(v.i_and(v.bits_of(high), v.i_splat(np.int32(0x7FFFFFFF)))),
+    )
+    steps = v.larger(v.divide(v.subtract(high, low), spans), v.divide(largest, v.splat(np.float32(limit))))
+    codes = v.i_subtract(v.shifted_right(v.i_add(v.bits_of(steps), v.i_splat(np.int32(0xFFFFF))), 20), v.i_splat(np.int32(SCALE_BASE)))
+    return v.i_smaller(v.i_larger(codes, v.i_splat(np.int32(0))), v.i_splat(np.int32(255)))
+
+
+@inlined
+def _scales(codes):
+    return v.float_of(v.shifted_left(v.i_add(codes, v.i_splat(np.int32(SCALE_BASE))), 20))
+
+
+@inlined
+def _zeros(low, inverse, levels, unit, symmetric):
+    """F8: the integers that code 0 stands for, in units."""
+    if symmetric:
+        return v.splat(np.float32(-(levels + 1) // 2))
+    shifted = v.subtract(v.multiply(low, inverse), v.splat(np.float32(unit - 1) * np.float32(0.5)))
+    rounding = v.splat(_ROUND)
+    return v.subtract(v.add(v.multiply(shifted, v.splat(np.float32(1) / np.float32(unit))), rounding), rounding)
+
+
+@inlined
+def _codes(x, inverse, origin, levels):
+    """I8 of 0 to `levels`; `origin` is _ROUND plus the zero in steps."""
+    steps = v.i_subtract(v.bits_of(v.add(v.multiply(x, inverse), v.splat(_ROUND))), v.bits_of(origin))
+    return v.i_smaller(v.i_larger(steps, v.i_splat(np.int32(0))), v.i_splat(levels))
+
+
+@inlined
+def _absolute(x):
+    return v.float_of(v.i_and(v.bits_of(x), v.i_splat(np.int32(0x7FFFFFFF))))
+
+
+@inlined
+def _pack_plane(codes, bits, out, sixteen):
+    """Codes (uint8, zeros beyond the plane) as bytes: reference.pack_plane."""
+    if bits == 8:
+        for i in range(out.size):
+            out[i] = codes[i]
+        return
+    parts = 2 if bits == 4 else 4 if bits == 6 else 8
+    carriers = parts * bits // 8
+    size = out.size // carriers
+    if bits == 4:
+        lower, upper = codes[:size], codes[size : 2 * size]
+        for j in range(size):
+            out[j] = lower[j] | np.uint8(upper[j] << np.uint8(4))
+        return
+    mask = v.h_splat(np.int16((1 << (8 - bits)) - 1))
+    for j in range(0, size, 16):
+        rest = v.h_splat(np.int16(0))
+        for part in range(carriers, parts):
+            rest = v.h_or(rest, v.h_shifted_left(v.load_u8x16(codes, part * size + j), bits * (part - carriers)))
+        for part in range(carriers):
+            piece = v.h_shifted_left(v.h_and(v.h_shifted_right(rest, (8 - bits) * part), mask), bits)
+            joined = v.h_or(v.load_u8x16(codes, part * size + j), piece)
+            if j + 16 <= size:
+                v.store_u8x16(out, part * size + j, joined)
+            else:
+                v.store_u8x16(sixteen, 0, joined)
+                for i in range(size - j):
+                    out[part * size + j + i] = sixteen[i]
+
+
+@inlined
+def _unpack_plane(packed, bits, codes):
+    """Inverse of `_pack_plane`; `codes` holds the plane and what pads it."""
+    parts = 2 if bits == 4 else 4 if bits == 6 else 8
+    carriers = parts * bits // 8
+    size = packed.size // carriers
+    if bits == 4:
+        lower, upper = codes[:size], codes[size : 2 * size]
+        for j in range(size):
+            lower[j] = packed[j] & np.uint8(15)
+            upper[j] = packed[j] >> np.uint8(4)
+        return
+    mask = v.h_splat(np.int16((1 << bits) - 1))
+    whole = size // 16 * 16
+    for j in range(0, whole, 16):
+        rest = v.h_splat(np.int16(0))
+        for part in range(carriers):
+            row = v.load_u8x16(packed, part * size + j)
+            v.store_u8x16(codes, part * size + j, v.h_and(row, mask))
+            rest = v.h_or(rest, v.h_shifted_left(v.h_shifted_right(row, bits), (8 - bits) * part))
+        for part in range(carriers, parts):
+            v.store_u8x16(codes, part * size + j, v.h_and(v.h_shifted_right(rest, bits * (part - carriers)), mask))
+    for j in range(whole, size):
+        rest = np.int64(0)
+        for part in range(carriers):
+            row = np.int64(packed[part * size + j])
+            codes[part * size + j] = np.uint8(row & ((1 << bits) - 1))
+            rest |= (row >> bits) << ((8 - bits) * part)
+        for part in range(carriers, parts):
+            codes[part * size + j] = np.uint8((rest >> (bits * (part - carriers))) & ((1 << bits) - 1))
+
+
+@inlined
+def _packed_bytes(count, bits):
+    """block_format.plane_bytes."""
+    parts = 1 if bits == 8 else 2 if bits == 4 else 4 if bits == 6 else 8
+    return (count + parts - 1) // parts * (parts * bits // 8)
 
 
 @compiled
-def quantize(
-    half, single, kind, shape, exact, group, bits, canonical, key_scales, value_scales, key_zeros, value_zeros, key_codes, value_codes
-):
-    """Fills scales, zeros and codes of a block whose values are finite and within range; returns (max |error|, sum of squares).
+def quantize(half, single, kind, shape, exact, group, widths, canonical, side, keys, values):
+    """Fills the sections of a block whose numbers are finite and within range; returns (max |error|, sum of squares).
 
-    `shape` is (layers, heads, tokens, head_dim). key_scales [layers * heads, token groups, head_dim] and value_scales
-    [layers * heads, tokens - exact, channel groups] are uint8; zeros int8 of the same shapes, or empty at 8 bits; codes
-    [layers * heads, tokens - exact, packed row] uint8. With `canonical` each lossy element is replaced by what `dequantize`
-    will give.
+    `shape` is (layers, heads, tokens, head_dim), `widths` uint8 [layers, 2] the bits of a code of keys and of values. The sections are
+    uint8, as block_format.py says. With `canonical` each lossy element is replaced by what `dequantize` will give.
 
-    Squares are summed in float32 per channel of a tile, in token order, then in float64 in the order of tiles and channels.
+    Squares are summed in float32 per channel of a plane, in token order, then in float64 in the order of planes and channels.
     """
     layers, heads, tokens, width = shape
     lossy = tokens - exact
-    levels = np.float32((1 << bits) - 1)
-    tile = np.empty((lossy, width), np.float32)
-    decoded = np.empty((lossy, width), np.float32)
-    low = np.empty(width, np.float32)
-    high = np.empty(width, np.float32)
-    scale = np.empty(width, np.float32)
-    inverse = np.empty(width, np.float32)
-    zero = np.empty(width, np.float32)
-    codes = np.zeros(width + 1, np.uint8)  # one more for the last nibble of an odd row
-    worst = np.zeros(width, np.float32)
-    squares = np.empty(width, np.float32)
+    padded = (width + 7) // 8 * 8
+    rows = (lossy + 7) // 8 * 8
+    token_groups, channel_groups = (lossy + group - 1) // group, (width + group - 1) // group
+    tile = np.empty(lossy * padded, np.float32)
+    codes = np.zeros(lossy * width + 128, np.uint8)
+    lows, highs = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
+    inverses, scales, zeros = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(rows, np.float32)
+    numbers = np.empty(rows + padded, np.int32)
+    squares, eight, sixteen = np.empty(padded, np.float32), np.empty(8, np.float32), np.empty(16, np.uint8)
+    for i in range(8):
+        eight[i] = np.float32(1) if padded - 8 + i < width else np.float32(0)
+    key_scale = 0
+    value_scale = layers * heads * token_groups * width
+    key_zero = value_scale + layers * heads * lossy * channel_groups
+    value_zero = key_zero + value_scale
+    key_at = value_at = 0
     total = 0.0
-    for index in range(layers * 2 * heads):
-        values = index // heads % 2 == 1
-        plane = index // (2 * heads) * heads + index % heads
-        first = (index * tokens + exact) * width
-        _load(half, single, kind, first, tile.reshape(-1))
-        for t in range(lossy):
-            if values:
-                for g in range(value_scales.shape[2]):
-                    start, stop = g * group, min((g + 1) * group, width)
-                    bottom, top = _row_extent(tile[t, start:stop])
-                    code = _scale_code(bottom, top, levels)
-                    step = _scale(code)
-                    origin = _zero(bottom, np.float32(1.0) / step, bits)
-                    value_scales[plane, t, g] = code
-                    scale[start:stop] = step
-                    inverse[start:stop] = np.float32(1.0) / step
-                    zero[start:stop] = origin
-                    if bits != 8:
-                        value_zeros[plane, t, g] = np.int8(origin)
-            elif t % group == 0:
-                _channel_extents(tile[t : min(t + group, lossy)], low, high)
+    worst = v.splat(np.float32(0))
+    whole, own = v.splat(np.float32(1)), v.load_f32(eight, 0)
+    for layer in range(layers):
+        for is_value in range(2):
+            bits = np.int64(widths[layer, is_value])
+            levels, unit, symmetric, limit = _form(is_value == 1, bits)
+            plane_bytes = _packed_bytes(lossy * width, bits)
+            for head in range(heads):
+                first = (((layer * 2 + is_value) * heads + head) * tokens + exact) * width
+                _load_plane(half, single, kind, first, width, tile)
+                for d in range(0, padded, 8):
+                    v.store_f32(squares, d, v.splat(np.float32(0)))
+                if is_value == 0:
+                    for start in range(0, lossy, group):
+                        stop = min(start + group, lossy)
+                        for d in range(padded - 8, -1, -8):  # backwards: what a last vector writes beyond its row is overwritten
+                            low = v.load_f32(tile, start * padded + d)
+                            high = low
+                            for t in range(start + 1, stop):
+                                x = v.load_f32(tile, t * padded + d)
+                                low, high = v.smaller(low, x), v.larger(high, x)
+                            number = _scale_codes(low, high, levels, unit, limit)
+                            scale = _scales(number)
+                            inverse = v.divide(whole, scale)
+                            zero = _zeros(low, inverse, levels, unit, symmetric)
+                            v.store_i32(numbers, 0, number)
+                            for i in range(min(8, width - d)):
+                                side[key_scale + d + i] = np.uint8(numbers[i])
+                            v.store_f32(eight, 0, zero)
+                            for i in range(min(8, width - d)):
+                                side[key_zero + d + i] = np.uint8(np.int32(eight[i]))
+                            zero = v.multiply(zero, v.splat(np.float32(unit)))
+                            origin = v.add(zero, v.splat(_ROUND))
+                            square = v.load_f32(squares, d)
+                            for t in range(start, stop):
+                                x = v.load_f32(tile, t * padded + d)
+                                code = _codes(x, inverse, origin, levels)
+                                v.store_u8(codes, t * width + d, code)
+                                decoded = _narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
+                                v.store_f32(tile, t * padded + d, decoded)
+                                error = v.subtract(x, decoded)
+                                square = v.add(square, v.multiply(error, error))
+                                worst = v.larger(worst, _absolute(error))
+                            v.store_f32(squares, d, square)
+                        key_scale += width
+                        key_zero += width
+                else:
+                    for index in range(channel_groups - 1, -1, -1):  # backwards, as above
+                        start = index * group
+                        stop = min(start + group, width)
+                        full = start + (stop - start) // 8 * 8
+                        for t in range(lossy):
+                            row = t * padded
+                            bottom, top = tile[row + start], tile[row + start]
+                            if full > start:
+                                low = v.load_f32(tile, row + start)
+                                high = low
+                                for d in range(start + 8, full, 8):
+                                    x = v.load_f32(tile, row + d)
+                                    low, high = v.smaller(low, x), v.larger(high, x)
+                                bottom, top = v.smallest_lane(low), v.largest_lane(high)
+                            for d in range(full, stop):
+                                bottom, top = min(bottom, tile[row + d]), max(top, tile[row + d])
+                            lows[t], highs[t] = bottom, top
+                        for t in range(0, rows, 8):
+                            low = v.load_f32(lows, t)
+                            number = _scale_codes(low, v.load_f32(highs, t), levels, unit, limit)
+                            scale = _scales(number)
+                            inverse = v.divide(whole, scale)
+                            v.store_i32(numbers, t, number)
+                            v.store_f32(scales, t, scale)
+                            v.store_f32(inverses, t, inverse)
+                            v.store_f32(zeros, t, _zeros(low, inverse, levels, unit, symmetric))
+                        for t in range(lossy):
+                            side[value_scale + t * channel_groups + index] = np.uint8(numbers[t])
+                            if not symmetric:
+                                side[value_zero + t * channel_groups + index] = np.uint8(np.int32(zeros[t]))
+                            scale, inverse = v.splat(scales[t]), v.splat(inverses[t])
+                            zero = v.splat(zeros[t] * np.float32(unit))
+                            origin = v.add(zero, v.splat(_ROUND))
+                            for d in range(start, stop, 8):
+                                x = v.load_f32(tile, t * padded + d)
+                                code = _codes(x, inverse, origin, levels)
+                                v.store_u8(codes, t * width + d, code)
+                                decoded = _narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
+                                v.store_f32(tile, t * padded + d, decoded)
+                                error = v.subtract(x, decoded)
+                                if d + 8 > width:
+                                    error = v.multiply(error, own)
+                                v.store_f32(squares, d, v.add(v.load_f32(squares, d), v.multiply(error, error)))
+                                worst = v.larger(worst, _absolute(error))
+                    value_scale += lossy * channel_groups
+                    if not symmetric:
+                        value_zero += lossy * channel_groups
+                for i in range(lossy * width, codes.size):
+                    codes[i] = np.uint8(0)
+                if is_value:
+                    _pack_plane(codes, bits, values[value_at : value_at + plane_bytes], sixteen)
+                    value_at += plane_bytes
+                else:
+                    _pack_plane(codes, bits, keys[key_at : key_at + plane_bytes], sixteen)
+                    key_at += plane_bytes
                 for d in range(width):
-                    code = _scale_code(low[d], high[d], levels)
-                    key_scales[plane, t // group, d] = code
-                    scale[d] = _scale(code)
-                    inverse[d] = np.float32(1.0) / scale[d]
-                    zero[d] = _zero(low[d], inverse[d], bits)
-                if bits != 8:
-                    for d in range(width):
-                        key_zeros[plane, t // group, d] = np.int8(zero[d])
-            _quantize_row(tile[t], scale, inverse, zero, levels, codes, decoded[t])
-            _pack_row(codes, bits, value_codes[plane, t] if values else key_codes[plane, t])
-        _narrow(decoded.reshape(-1), kind)
-        squares[:] = np.float32(0)
-        _measure(tile, decoded, worst, squares)
-        for d in range(width):
-            total += np.float64(squares[d])
-        if canonical:
-            _store(decoded.reshape(-1), half, single, kind, first)
-    largest = np.float32(0)
-    for d in range(width):
-        largest = max(largest, worst[d])
-    return largest, total
+                    total += np.float64(squares[d])
+                if canonical:
+                    _store_plane(tile, half, single, kind, first, width)
+    return v.largest_lane(worst), total
 
 
 @compiled
-def dequantize(half, single, kind, shape, exact, group, bits, key_scales, value_scales, key_zeros, value_zeros, key_codes, value_codes):
-    """Writes the lossy elements of a block: narrow((code + zero) * scale). Shapes as in `quantize`; exact tokens are left alone."""
+def dequantize(half, single, kind, shape, exact, group, widths, side, keys, values):
+    """Writes the lossy elements of a block: narrow((code + zero) * scale). Sections as in `quantize`; exact tokens are left alone."""
     layers, heads, tokens, width = shape
     lossy = tokens - exact
-    decoded = np.empty(width, np.float32)
-    scale = np.empty(width, np.float32)
-    zero = np.full(width, np.float32(-128.0))
-    for index in range(layers * 2 * heads):
-        values = index // heads % 2 == 1
-        plane = index // (2 * heads) * heads + index % heads
-        first = (index * tokens + exact) * width
-        for t in range(lossy):
-            if values:
-                for g in range(value_scales.shape[2]):
-                    start, stop = g * group, min((g + 1) * group, width)
-                    scale[start:stop] = _scale(value_scales[plane, t, g])
-                    if bits != 8:
-                        zero[start:stop] = np.float32(value_zeros[plane, t, g])
-            elif t % group == 0:
-                for d in range(width):
-                    scale[d] = _scale(key_scales[plane, t // group, d])
+    padded = (width + 7) // 8 * 8
+    token_groups, channel_groups = (lossy + group - 1) // group, (width + group - 1) // group
+    tile = np.empty(lossy * padded, np.float32)
+    unpacked = np.zeros(lossy * width + 128, np.uint8)
+    sixteen = np.zeros(16, np.uint8)
+    key_scale = 0
+    value_scale = layers * heads * token_groups * width
+    key_zero = value_scale + layers * heads * lossy * channel_groups
+    value_zero = key_zero + value_scale
+    key_at = value_at = 0
+    for layer in range(layers):
+        for is_value in range(2):
+            bits = np.int64(widths[layer, is_value])
+            levels, unit, symmetric, _ = _form(is_value == 1, bits)
+            plane_bytes = _packed_bytes(lossy * width, bits)
+            units = v.i_splat(unit)
+            for head in range(heads):
+                first = (((layer * 2 + is_value) * heads + head) * tokens + exact) * width
+                packed = values[value_at : value_at + plane_bytes] if is_value else keys[key_at : key_at + plane_bytes]
+                codes = unpacked
                 if bits != 8:
-                    for d in range(width):
-                        zero[d] = np.float32(key_zeros[plane, t // group, d])
-            _dequantize(value_codes[plane, t] if values else key_codes[plane, t], bits, scale, zero, decoded)
-            _store(decoded, half, single, kind, first + t * width)
+                    _unpack_plane(packed, bits, unpacked)
+                elif width % 8 == 0:
+                    codes = packed
+                else:
+                    unpacked[: packed.size] = packed
+                if is_value == 0:
+                    key_at += plane_bytes
+                    for start in range(0, lossy, group):
+                        stop = min(start + group, lossy)
+                        for d in range(0, padded, 8):
+                            if d + 8 <= width:
+                                number, zero = v.load_u8(side, key_scale + d), v.load_i8(side, key_zero + d)
+                            else:
+                                for i in range(width - d):
+                                    sixteen[i], sixteen[8 + i] = side[key_scale + d + i], side[key_zero + d + i]
+                                number, zero = v.load_u8(sixteen, 0), v.load_i8(sixteen, 8)
+                            scale = _scales(number)
+                            origin = v.to_float(v.i_multiply(zero, units))
+                            for t in range(start, stop):
+                                decoded = v.multiply(v.add(v.to_float(v.load_u8(codes, t * width + d)), origin), scale)
+                                v.store_f32(tile, t * padded + d, decoded)
+                        key_scale += width
+                        key_zero += width
+                else:
+                    value_at += plane_bytes
+                    for t in range(lossy):
+                        for index in range(channel_groups):
+                            scale = _scales(v.i_splat(np.int32(side[value_scale])))
+                            value_scale += 1
+                            origin = v.splat(np.float32(-(levels + 1) // 2))
+                            if not symmetric:
+                                origin = v.splat(np.float32(np.int32(np.int8(side[value_zero])) * unit))
+                                value_zero += 1
+                            for d in range(index * group, min((index + 1) * group, width), 8):
+                                decoded = v.multiply(v.add(v.to_float(v.load_u8(codes, t * width + d)), origin), scale)
+                                v.store_f32(tile, t * padded + d, decoded)
+                _store_plane(tile, half, single, kind, first, width)

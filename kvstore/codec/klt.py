@@ -5,9 +5,9 @@ queries that read them, values: by their output projection). In it the basis is 
 reverse water-filling: the entropy coder spends bits where the variance is, and no bit allocation is needed.
 
 How a matrix product gives the same bits everywhere: its factors are integers, and small enough for every partial sum to be exact in
-the float type at hand; then neither the order of the sums, nor fused operations, nor the number of threads can matter. Decoding
-multiplies coefficients by 12-bit basis entries in float32, in stretches whose sums stay below 2**24. Encoding multiplies 22-bit
-dual coordinates by the same basis in float64. What surrounds the products is elementwise float32 in a stated order.
+the type at hand; then neither the order of the sums, nor fused operations, nor the number of threads can matter. Decoding
+multiplies coefficients by 12-bit basis entries in 16-bit integers with 32-bit sums. Encoding multiplies 26-bit dual coordinates by the
+same basis in float64. What surrounds the products is elementwise float32 in a stated order (klt_reference.py).
 
     u = rint(dual(x - mean) * 2**DUAL_BITS)        dual: klt_rotation.py
     y = u @ basis.T                                  the coefficients at step 1, times 2**DUAL_BITS
@@ -34,12 +34,12 @@ WEAKEST = 0.40
 """Components whose mean magnitude is below this many steps are not coded: the bits they cost buy more elsewhere (LOG.md), and what is
 not coded need not be multiplied. A writer's choice."""
 
-_EXACT_IN_FLOAT32 = float(1 << 24)
+_EXACT_IN_INT32 = float(1 << 31)
 _USED = np.dtype("<u2")
 
 
 Parts = tuple[list[np.ndarray], list[np.ndarray]]
-"""Of K and of V: for each part float32 [used components, tokens] of integers."""
+"""Of K and of V: for each part int16 [used components, tokens]."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,11 +53,13 @@ class _Section:
     starts: np.ndarray
     frequencies: np.ndarray
     shifts: np.ndarray
-    slots: np.ndarray
+    entries: np.ndarray
     bases: tuple[np.ndarray, ...]
-    """float32 [components, width] of integers."""
+    """int16 [components, width]."""
+    strips: tuple[np.ndarray, ...]
+    """The same as klt_kernels.multiply_pairs takes them."""
     limits: tuple[np.ndarray, ...]
-    """float64 [components]: largest magnitude of each row of a basis."""
+    """float32 [components]: largest magnitude of each row of a basis."""
     columns: tuple[int, ...]
     """First dimension of each group, and the end."""
 
@@ -67,9 +69,8 @@ class _Section:
         return int(np.searchsorted(-magnitudes, -WEAKEST * step, side="right"))
 
     def means(self, step: int) -> np.ndarray:
-        """int64 [rows]: the mean magnitude at `step` in 1/MEAN_ONE, at least 1."""
-        means = np.rint(self.magnitudes.astype(np.float64) * klt_kernels.MEAN_ONE / step)
-        return np.clip(means, 1, klt_kernels.MAX_MEAN).astype(np.int64)
+        """float32 [rows]: the mean magnitude at `step`."""
+        return np.maximum(self.magnitudes / np.float32(step), np.float32(klt_kernels.LEAST_MEAN))
 
 
 class KltTransform:
@@ -106,14 +107,14 @@ class KltTransform:
         return first, second
 
     def read(self, sections: tuple[memoryview, memoryview], *, tokens: int, step: int) -> Parts:
-        """For K and V: float32 [used components, tokens] of integers, one array a part. Raises CorruptPayload otherwise."""
+        """For K and V: int16 [used components, tokens], one array a part. Raises CorruptPayload otherwise."""
         first, second = (self._read(section, data, tokens, step) for section, data in zip(self._sections, sections, strict=True))
         return first, second
 
     def parts(self, coefficients: tuple[np.ndarray, np.ndarray]) -> Parts:
         """What `read` would give for these coefficients once written."""
         first, second = (
-            [rows[start:stop][: _used_rows(rows[start:stop])].astype(np.float32) for start, stop in pairwise(section.parts)]
+            [rows[start:stop][: _used_rows(rows[start:stop])] for start, stop in pairwise(section.parts)]
             for section, rows in zip(self._sections, coefficients, strict=True)
         )
         return first, second
@@ -123,8 +124,8 @@ class KltTransform:
         tokens = parts[0][0].shape[1]
         products = np.empty((2, tokens, self.tables.dimensions), np.float32)
         for kind, (section, arrays) in enumerate(zip(self._sections, parts, strict=True)):
-            for group, (basis, limits, rows) in enumerate(zip(section.bases, section.limits, arrays, strict=True)):
-                product = _exact_product(rows, basis[: len(rows)], limits[: len(rows)])
+            for group, rows in enumerate(arrays):
+                product = _exact_product(rows, section.bases[group], section.strips[group], section.limits[group])
                 products[kind, :, section.columns[group] : section.columns[group + 1]] = product
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
 
@@ -135,7 +136,7 @@ class KltTransform:
             rows = np.zeros((int(section.parts[-1]), arrays[0].shape[1]), np.int16)
             for part, fine in enumerate(arrays):
                 live = min(section.live(part, step * factor), len(fine))
-                magnitude = np.floor(np.abs(fine[:live]).astype(np.float64) / factor + ROUNDING)
+                magnitude = np.floor(np.abs(fine[:live].astype(np.float64)) / factor + ROUNDING)
                 rows[section.parts[part] : section.parts[part] + live] = np.copysign(magnitude, fine[:live])
             kinds.append(rows)
         return kinds[0], kinds[1]
@@ -165,7 +166,7 @@ class KltTransform:
         if (used > np.diff(section.parts)).any():
             raise CorruptPayload("a section of klt coefficients uses more components than there are")
         first = np.concatenate([[0], np.cumsum(used)])
-        rows = np.empty((int(first[-1]), tokens), np.float32)
+        rows = np.empty((int(first[-1]), tokens), np.int16)
         means = section.means(step)
         kept = np.concatenate([means[start : start + count] for start, count in zip(section.parts, used, strict=False)])
         fine = klt_kernels.read_stream(
@@ -174,10 +175,8 @@ class KltTransform:
             used,
             kept,
             section.weights,
-            section.starts,
-            section.frequencies,
+            section.entries,
             section.shifts,
-            section.slots,
             rows,
         )
         if not fine:
@@ -198,18 +197,19 @@ def _section(tables: KltTables, kind: int) -> _Section:
     before = sum(len(basis) for basis in tables.bases[0]) if kind else 0
     frequencies = np.ascontiguousarray(tables.frequencies[kind], np.int64)
     starts = np.cumsum(frequencies, axis=1) - frequencies
-    slots = np.stack([np.repeat(np.arange(klt_kernels.SYMBOLS, dtype=np.uint8), row) for row in frequencies])
+    shifts = np.array(tables.shifts[kind], np.int64)
     widths = [basis.shape[1] for basis in bases]
     return _Section(
         parts=np.concatenate([[0], np.cumsum(rows)]).astype(np.int64),
         magnitudes=np.array(tables.magnitudes[before : before + sum(rows)]),
-        weights=np.array(tables.weights[kind], np.int64),
+        weights=(tables.weights[kind] / 256).astype(np.float32),
         starts=starts,
         frequencies=frequencies,
-        shifts=np.array(tables.shifts[kind], np.int64),
-        slots=slots,
-        bases=tuple(basis.astype(np.float32) for basis in bases),
-        limits=tuple(np.abs(basis.astype(np.float64)).max(axis=1) for basis in bases),
+        shifts=shifts,
+        entries=np.stack([_entries(*rows_of) for rows_of in zip(starts, frequencies, shifts, strict=True)]),
+        bases=tuple(bases),
+        strips=tuple(_strips(basis) for basis in bases),
+        limits=tuple(np.abs(basis.astype(np.float32)).max(axis=1) for basis in bases),
         columns=tuple(int(end) for end in np.concatenate([[0], np.cumsum(widths)])),
     )
 
@@ -228,26 +228,34 @@ def _used_rows(rows: np.ndarray) -> int:
     return int(live[-1]) + 1 if live.size else 0
 
 
-def _exact_product(rows: np.ndarray, basis: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """float32 [tokens, width]: rows.T @ basis, of integers, rounded once where it passes 2**24.
+def _entries(starts: np.ndarray, frequencies: np.ndarray, shift: int) -> np.ndarray:
+    """uint32 [TOTAL]: one class's table as klt_kernels.read_stream takes it."""
+    symbols = np.repeat(np.arange(klt_kernels.SYMBOLS), frequencies)
+    offsets = np.arange(klt_kernels.TOTAL) - starts[symbols]
+    rare = (symbols == klt_kernels.ESCAPE) | (shift > 0)
+    entries: np.ndarray = symbols << 24 | offsets << 12 | (frequencies[symbols] - 1) | rare * klt_kernels.RARE_ENTRY
+    return entries.astype(np.uint32)
 
-    Taken in as few stretches of components as keep every partial sum below 2**24, added up in float64: half the time of one product
-    in float64.
-    """
-    magnitudes = np.abs(rows)
-    if (limits @ magnitudes).max(initial=0.0) < _EXACT_IN_FLOAT32:
-        product: np.ndarray = rows.T @ basis
-        return product
-    bounds = np.cumsum(limits[:, None] * magnitudes, axis=0)
-    total = np.zeros((rows.shape[1], basis.shape[1]))
-    first = 0
-    before = np.zeros(rows.shape[1])
-    while first < len(rows):
-        stop = first + int(np.count_nonzero((bounds[first:] - before).max(axis=1) < _EXACT_IN_FLOAT32))
-        if stop > first:
-            total += rows[first:stop].T @ basis[first:stop]
-        else:
-            stop = first + 1
-            total += np.outer(rows[first].astype(np.float64), basis[first].astype(np.float64))
-        first, before = stop, bounds[stop - 1]
-    return total.astype(np.float32)
+
+def _strips(basis: np.ndarray) -> np.ndarray:
+    """int16 [columns / STRIP, components / 2, 2 * STRIP]: STRIP columns together, in them two components' entries side by side."""
+    rows, width = basis.shape
+    strip = klt_kernels.STRIP
+    whole = np.zeros((rows + rows % 2, -(-width // strip) * strip), np.int16)
+    whole[:rows, :width] = basis
+    pairs = whole.reshape(-1, 2, whole.shape[1] // strip, strip)
+    return np.ascontiguousarray(pairs.transpose(2, 0, 3, 1)).reshape(pairs.shape[2], len(pairs), 2 * strip)
+
+
+def _exact_product(rows: np.ndarray, basis: np.ndarray, strips: np.ndarray, limits: np.ndarray) -> np.ndarray:
+    """float32 [tokens, width]: rows.T @ basis, summed exactly and rounded once."""
+    used, tokens = rows.shape
+    width = basis.shape[1]
+    if (limits[:used] @ np.abs(rows.astype(np.float32))).max(initial=0.0) >= 0.99 * _EXACT_IN_INT32:
+        wide: np.ndarray = rows.T.astype(np.int64) @ basis[:used].astype(np.int64)
+        return wide.astype(np.float32)
+    padded = np.zeros((-(-tokens // 4) * 4, used + used % 2), np.int16)
+    padded[:tokens, :used] = rows.T
+    sums = np.zeros((len(padded), strips.shape[0] * klt_kernels.STRIP), np.int32)
+    klt_kernels.multiply_pairs(padded.view(np.int32), strips, sums)
+    return sums[:tokens, :width].astype(np.float32)

@@ -11,6 +11,12 @@ from kvstore.codec import klt_kernels
 from kvstore.codec.klt_rotation import unrotated
 from kvstore.codec.klt_tables import BASIS_LIMIT, KltTables
 
+DEFAULT_WEIGHTS = (24, 232)
+"""Of one and of a token's gain in what is expected of a component (klt_kernels.py), 1/256 each."""
+
+_WORTH_A_SLOT = 0.25
+"""Symbols that fewer slots than this would hold are left to the escape."""
+
 
 class Moments:
     """Mean and covariance of K (un-rotated) and V in groups of layers, gathered window by window."""
@@ -108,7 +114,7 @@ def fit_bases(
         value_metric=(value_metric * value_scales / base_step**2).astype(np.float32),
         bases=(all_bases[0], all_bases[1]),
         magnitudes=np.concatenate(magnitudes).astype(np.float32),
-        weights=np.array([[64, 64, 32, 96]] * 2, np.int64),
+        weights=np.array([DEFAULT_WEIGHTS] * 2, np.int64),
         frequencies=frequencies,
         shifts=shifts,
     )
@@ -141,23 +147,32 @@ def _frequencies(histograms: np.ndarray, shifts: np.ndarray) -> np.ndarray:
 
 
 def _symbol_counts(histograms: np.ndarray, shifts: np.ndarray) -> np.ndarray:
+    """Both signs of a size count as seen equally often."""
     counts = np.zeros((klt_kernels.CLASSES, klt_kernels.SYMBOLS))
     sizes = np.arange(histograms.shape[1])
     for index in range(klt_kernels.CLASSES):
-        symbols = np.minimum(sizes >> int(shifts[index]), klt_kernels.ESCAPE)
-        counts[index] = np.bincount(symbols, histograms[index], klt_kernels.SYMBOLS)
+        high = np.minimum(sizes >> int(shifts[index]), klt_kernels.LARGEST + 1)
+        by_size = np.bincount(high, histograms[index], klt_kernels.LARGEST + 2)
+        counts[index, 0], counts[index, klt_kernels.ESCAPE] = by_size[0], by_size[-1]
+        counts[index, 1 : klt_kernels.ESCAPE] = by_size[1:-1].repeat(2) / 2
     return counts
 
 
 def _integers(counts: np.ndarray) -> np.ndarray:
-    """Rows of positive integers that sum to TOTAL, close to the proportions of `counts`."""
+    """Rows of integers that sum to TOTAL, close to the proportions of `counts`, positive where they are not 0; the escape always is."""
     total = klt_kernels.TOTAL
-    shares = counts / counts.sum(axis=1, keepdims=True) * (total - klt_kernels.SYMBOLS)
-    whole: np.ndarray = np.floor(shares).astype(np.int64) + 1
+    shares = counts / counts.sum(axis=1, keepdims=True) * total
+    rare = shares < _WORTH_A_SLOT
+    rare[:, klt_kernels.ESCAPE] = False
+    shares[:, klt_kernels.ESCAPE] += np.where(rare, shares, 0).sum(axis=1)
+    shares[rare] = 0
+    whole: np.ndarray = np.where(rare, 0, np.maximum(np.floor(shares), 1)).astype(np.int64)
     for row, share in zip(whole, shares, strict=True):
         missing = total - int(row.sum())
-        order = np.argsort(-(share - np.floor(share)), kind="stable")
-        row[order[:missing]] += 1
+        if missing > 0:
+            row[np.argsort(-(share - row), kind="stable")[:missing]] += 1
+        elif missing:
+            row[np.argmax(row)] += missing
     return whole
 
 

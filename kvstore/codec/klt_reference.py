@@ -1,13 +1,17 @@
-"""The klt stream in plain Python: the definition that klt_kernels must equal word for word. One coefficient at a time, big integers."""
+"""Rung klt in plain Python and numpy: the definition that klt_kernels and klt_rotation must equal bit for bit.
+
+The stream works one coefficient at a time with big integers; the block with one integer product and float32 operations in a stated order.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from kvstore.codec.klt_kernels import CLASSES, ESCAPE, GAIN_ONE, LANES, LOWEST_STATE, MEAN_ONE, PROBABILITY_BITS
+from kvstore.codec.klt_kernels import CLASSES, ESCAPE, GAIN_MEMORY, LANES, LARGEST, LARGEST_RATIO, LOWEST_STATE, PROBABILITY_BITS
+from kvstore.codec.klt_rotation import DUAL_BITS, rotations
+from kvstore.codec.klt_tables import KltTables
 
 Operation = tuple[int, int, int, int]
 """(lane, start, frequency, bits): an interval of 2**bits, of which [start, start + frequency) is meant."""
@@ -15,43 +19,37 @@ Operation = tuple[int, int, int, int]
 _LONGEST_RAW = 12
 
 
-def expected_class(mean: int, before: int, twice_before: int, gain: int, weights: Sequence[int]) -> int:
+def expected_class(mean: np.float32, gain: np.float32, weights: np.ndarray) -> int:
     """floor(4 * log2(expected magnitude)) with the logarithm linear between powers of two, counted from 2**-5."""
-    scaled = (mean * gain) >> 12
-    total = (weights[0] * mean + (weights[1] * before + weights[2] * twice_before) * MEAN_ONE + weights[3] * scaled) >> 8
-    total = min(total, 0xFFFFFF)
-    if total <= 0:
-        return 0
-    octave: int = total.bit_length() - 1
-    quarter: int = math.floor((total / 2**octave - 1) * 4)
-    return min(max(4 * (octave - 3) + quarter, 0), CLASSES - 1)
+    expected = mean * (weights[0] + weights[1] * gain)
+    quarters = int(np.float32(expected).view(np.uint32) >> np.uint32(21))
+    return min(max(quarters - 4 * (127 - 5), 0), CLASSES - 1)
 
 
 def operations(
-    rows: np.ndarray, means: Sequence[int], weights: Sequence[int], frequencies: np.ndarray, shifts: Sequence[int]
+    rows: np.ndarray, means: np.ndarray, weights: np.ndarray, frequencies: np.ndarray, shifts: Sequence[int]
 ) -> Iterator[Operation]:
-    """What is coded for one part: coefficients [components, tokens], means of the components."""
-    tokens = rows.shape[1]
-    gains = [GAIN_ONE] * tokens
+    """What is coded for one part: coefficients [components, tokens]; means [components] and weights float32."""
+    gains = np.ones(rows.shape[1], np.float32)
     for row, mean in zip(rows, means, strict=True):
-        inverse = GAIN_ONE * 256 * MEAN_ONE // mean
-        before = twice_before = (mean + MEAN_ONE // 2) // MEAN_ONE
+        inverse = np.float32(1) / mean
         for t, q in enumerate(int(value) for value in row):
-            index = expected_class(mean, before, twice_before, gains[t], weights)
-            ratio = min((abs(q) * inverse) >> 8, GAIN_ONE * 8)
-            gains[t] += (ratio - gains[t]) >> 5
-            before, twice_before = abs(q), before
+            index = expected_class(mean, gains[t], weights)
+            ratio = min(np.float32(abs(q)) * inverse, np.float32(LARGEST_RATIO))
+            gains[t] = gains[t] + (ratio - gains[t]) * np.float32(GAIN_MEMORY)
             shift = int(shifts[index])
-            symbol = min(abs(q) >> shift, ESCAPE)
+            high = abs(q) >> shift
+            symbol = ESCAPE if high > LARGEST else 0 if not high else 2 * high - (q > 0)
+            if not frequencies[index][symbol]:
+                symbol = ESCAPE
             start = int(frequencies[index][:symbol].sum())
             yield t % LANES, start, int(frequencies[index][symbol]), PROBABILITY_BITS
             if symbol == ESCAPE:
-                rest = (abs(q) >> shift) - ESCAPE + 1
-                length = rest.bit_length() - 1
+                length = (high + 1).bit_length() - 1
                 yield t % LANES, length, 1, 5
-                yield from _raw(t % LANES, rest - (1 << length), length)
+                yield from _raw(t % LANES, high + 1 - (1 << length), length)
             yield from _raw(t % LANES, abs(q) & ((1 << shift) - 1), shift)
-            if q:
+            if q and symbol in (0, ESCAPE):
                 yield t % LANES, int(q < 0), 1, 1
 
 
@@ -67,6 +65,40 @@ def stream(coded: Sequence[Operation]) -> list[int]:
         states[lane] = ((x // frequency) << bits) + x % frequency + start
     head = [word for state in states for word in (state & 0xFFFF, state >> 16)]
     return head + words[::-1]
+
+
+def duals(block: np.ndarray, tables: KltTables, *, start_position: int) -> np.ndarray:
+    """int64 [2, tokens, dimensions]: what klt_rotation.duals gives of a float32 block [layers, 2, heads, tokens, head_dim]."""
+    tokens, width = block.shape[3], tables.head_dim
+    half = width // 2
+    cosine, sine = rotations(np.arange(start_position, start_position + tokens), tables.inverse_frequencies)
+    shape = (tables.layers, tables.kv_heads, 1, width)
+    first, second = block[:, 0, ..., :half], block[:, 0, ..., half:]
+    keys = np.concatenate([first * cosine + second * sine, second * cosine - first * sine], axis=-1) - tables.means[0].reshape(shape)
+    values = block[:, 1] - tables.means[1].reshape(shape)
+    metric = tables.value_metric.reshape(*shape[:2], width, width)
+    sums = np.zeros_like(values)
+    for channel in range(width):
+        sums = sums + values[..., channel : channel + 1] * metric[:, :, None, channel]
+    one = np.float32(1 << DUAL_BITS)
+    both = [(keys * tables.key_metric.reshape(shape) * one), sums * one]
+    return np.stack([np.rint(part.astype(np.float64)).astype(np.int64).transpose(2, 0, 1, 3).reshape(tokens, -1) for part in both])
+
+
+def block(parts: Sequence[Sequence[np.ndarray]], tables: KltTables, *, start_position: int, step: int) -> np.ndarray:
+    """float32 [layers, 2, heads, tokens, head_dim] of coefficients [components, tokens] for K and V, one array a group."""
+    tokens, width = parts[0][0].shape[1], tables.head_dim
+    half = width // 2
+    cosine, sine = rotations(np.arange(start_position, start_position + tokens), tables.inverse_frequencies)
+    moved = []
+    for kind, (rows, bases) in enumerate(zip(parts, tables.bases, strict=True)):
+        products = [own.T.astype(np.int64) @ basis[: len(own)].astype(np.int64) for own, basis in zip(rows, bases, strict=True)]
+        rounded = np.concatenate(products, axis=1).astype(np.float32)
+        numbers = rounded * (tables.scales[kind] * np.float32(step)) + tables.means[kind]
+        moved.append(numbers.reshape(tokens, tables.layers, tables.kv_heads, width).transpose(1, 2, 0, 3))
+    first, second = moved[0][..., :half], moved[0][..., half:]
+    keys = np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return np.stack([keys, moved[1]], axis=1)
 
 
 def _raw(lane: int, value: int, bits: int) -> Iterator[Operation]:

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.codec.klt_kernels import CLASSES, MAX_MEAN, SYMBOLS, TOTAL, WEIGHTS
+from kvstore.codec.klt_kernels import CLASSES, ESCAPE, MAX_MEAN, SYMBOLS, TOTAL, WEIGHTS
 from kvstore.core.layout import Layout
 from kvstore.errors import ConfigError
 
 MAGIC = b"LKLT"
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 1 << 30
 BASIS_LIMIT = 2047
 """Largest magnitude of a basis entry: 12 bits with the sign."""
@@ -66,7 +66,7 @@ class KltTables:
     weights: np.ndarray
     """int64 [2, WEIGHTS], for each kind: what `klt_kernels` expects a magnitude from."""
     frequencies: np.ndarray
-    """int64 [2, CLASSES, SYMBOLS]: each row sums to TOTAL, none is 0."""
+    """int64 [2, CLASSES, SYMBOLS]: each row sums to TOTAL; symbols of 0 are written as the escape, which has some."""
     shifts: np.ndarray
     """int64 [2, CLASSES]: low bits stored raw."""
     digest: bytes = b""
@@ -196,8 +196,8 @@ def _problem(tables: KltTables) -> str | None:
                 return f"a basis of group {group} must have {width} columns and as many rows at most"
             if np.abs(basis.astype(np.int32)).max() > BASIS_LIMIT:
                 return f"basis entries must stay within {BASIS_LIMIT}"
-    if (tables.frequencies < 1).any() or (tables.frequencies.sum(-1) != TOTAL).any():
-        return f"frequencies must be 1 or more and sum to {TOTAL}"
+    if (tables.frequencies < 0).any() or (tables.frequencies[..., ESCAPE] < 1).any() or (tables.frequencies.sum(-1) != TOTAL).any():
+        return f"frequencies must not be negative, 1 or more of the escape, and sum to {TOTAL}"
     if (tables.shifts < 0).any() or (tables.shifts > 15).any():
         return "shifts must be 0 to 15"
     if (tables.weights < 0).any() or (tables.weights > 1 << 12).any():

@@ -29,6 +29,8 @@ class Layout:
     """Parameters of the position encoding as text, sorted by name: keys are stored after it was applied."""
     tensor_parallel: int = 1
     """How many ways the heads are split; a block holds kv_heads / tensor_parallel of them."""
+    precision: str = ""
+    """What the codec makes of a block's numbers, as text (codec/precision.py); empty: not said."""
 
     def __post_init__(self) -> None:
         numbers = (self.layers, self.kv_heads, self.head_dim, self.block_tokens, self.tensor_parallel)
@@ -47,6 +49,7 @@ class Layout:
         fields = [str(n) for n in (self.layers, self.kv_heads, self.head_dim, self.block_tokens, self.tensor_parallel)]
         fields.append(self.dtype)
         fields += [part for pair in self.rope for part in pair]
+        fields += [self.precision] if self.precision else []  # rope makes an even number of fields, so one more is no rope
         digest = hashlib.sha256(_FINGERPRINT_TAG)
         for field in fields:
             raw = field.encode()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 
 import prometheus_client
 
-from kvstore.core.view import MemberState
 from kvstore.errors import LarderError
 from kvstore.node.config import NodeConfig
 from kvstore.node.server import NodeServer
@@ -18,13 +18,13 @@ from kvstore.telemetry import start_metrics_server
 
 async def main(config: NodeConfig) -> None:
     async with RedisRegistry(config.redis_url, config=config.registry) as registry:
-        server = NodeServer(config, views=registry, metrics_registry=prometheus_client.REGISTRY)
+        server = NodeServer(config, views=registry, own=registry, metrics_registry=prometheus_client.REGISTRY)
         await server.start()
         try:
             metrics_port = start_metrics_server(config.host, config.metrics_port)
-            await registry.join(server.member())
+            await registry.join(dataclasses.replace(server.member(), takeover=await server.first_takeover()))
             await registry.serve()
-            server.member_state = MemberState.ACTIVE
+            server.serves()
             announce_ready(config.node_id, "store", rpc=server.address, metrics=f"{config.host}:{metrics_port}")
             async with asyncio.TaskGroup() as group:  # whichever raises first ends the other
                 group.create_task(server.node.until_crash())
@@ -38,7 +38,7 @@ async def _stop(server: NodeServer, registry: RedisRegistry) -> None:
     joined = registry.member is not None
     if joined:
         with contextlib.suppress(LarderError):
-            await registry.drain()
+            await registry.drain()  # a StaleView when it drains already
     await server.stop()
     if joined:
         with contextlib.suppress(LarderError):

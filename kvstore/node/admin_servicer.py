@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -21,8 +21,10 @@ from kvstore.core.events import (
 )
 from kvstore.errors import InvalidRequest
 from kvstore.ids import Namespace
+from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
+from kvstore.node.repairer import Repairer
 from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto
 from kvstore.rpc.server import guarded
 
@@ -31,8 +33,20 @@ _PROGRESS_EVERY = 64
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc]  # generated code has no types
-    def __init__(self, node: Node, *, status: Callable[[], admin_pb2.StatusResponse], make_repair: Callable[[], Repair]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        repairer: Repairer,
+        handover: Handover,
+        *,
+        status: Callable[[], admin_pb2.StatusResponse],
+        make_repair: Callable[[], Repair],
+        drain: Callable[[], Awaitable[None]],
+    ) -> None:
         self._node = node
+        self._repairer = repairer
+        self._handover = handover
+        self._drain = drain
         self._status = status
         self._make_repair = make_repair
 
@@ -108,4 +122,26 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
                 failed_blocks=count.failed_blocks,
                 copied_bytes=count.copied_bytes,
             )
+        )
+
+    @guarded
+    async def Drain(self, request: admin_pb2.DrainStoreRequest, context: Any) -> admin_pb2.DrainStoreResponse:
+        await self._drain()
+        return admin_pb2.DrainStoreResponse()
+
+    @guarded
+    async def Rebalance(self, request: admin_pb2.RebalanceRequest, context: Any) -> admin_pb2.RebalanceResponse:
+        if not self._repairer.config.rate and not request.dry_run:
+            raise InvalidRequest("repair.rate is 0 on this node: it sends nothing by itself")
+        found = await self._handover.misplaced()
+        moves: dict[str, admin_pb2.Moves] = {}
+        for shipment in found.shipments:
+            move = moves.setdefault(shipment.target, admin_pb2.Moves(node_id=shipment.target))
+            move.stripes += 1
+            move.blocks += len(shipment.blocks)
+            move.bytes += shipment.bytes
+            if not request.dry_run:
+                self._repairer.queue.put(shipment)
+        return admin_pb2.RebalanceResponse(
+            moves=list(moves.values()), surplus_blocks=found.surplus_blocks, surplus_bytes=found.surplus_bytes
         )

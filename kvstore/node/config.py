@@ -13,6 +13,7 @@ from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
+from kvstore.node.repair_config import RepairConfig
 from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
@@ -83,6 +84,9 @@ class NodeConfig:
     """Offer payloads over TCP; off: only by gRPC (and shared memory)."""
     data_port: int = 0
     """Of the payloads over TCP, on `host`; 0: a free one."""
+    ucx: bool = True
+    """Offer payloads over UCX where ucxx is installed (extra ucx), arranged over `data_port`. UCX opens ports of its own, on the interfaces
+    of UCX_NET_DEVICES; the hosts that reach them must be trusted."""
     shm: ShmAccess = ShmAccess.READ_WRITE
     """Whether processes of the same user on the same machine map the host tier: off, read (the kernel refuses every write but the
     node's own), or read_write (writers put payloads in place, and could spoil others')."""
@@ -101,6 +105,7 @@ class NodeConfig:
     """How long a stopping node goes on demoting hot copies to SSD."""
 
     registry: RegistryConfig = field(default_factory=RegistryConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
 
     def __post_init__(self) -> None:
         if not self.node_id:

@@ -6,6 +6,7 @@ body.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -15,13 +16,15 @@ from enum import StrEnum
 
 from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
 from kvstore.core.extent import Tier
+from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
 from kvstore.node.config import NodeConfig
-from kvstore.node.local_control import LocalControl
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_stream import payloads_of
+from kvstore.node.stream_control import StreamControl
+from kvstore.node.ucx_link import UcxHost, UcxLink, UcxSink
 from kvstore.tiers.host import HostArena
 from kvstore.transport.control_frames import MAX_CONTROL_BYTES
 from kvstore.transport.frames import (
@@ -31,6 +34,7 @@ from kvstore.transport.frames import (
     FrameKind,
     Header,
     ReadBody,
+    UcxPart,
     WriteItem,
     pack_tokens,
     unpack_write_body,
@@ -38,6 +42,8 @@ from kvstore.transport.frames import (
 from kvstore.transport.stream import Buffer, GivenUp, StoodStill, Stream, StreamCut
 from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, Ticket, TicketOffice, proof_of, same_proof
 from kvstore.units import MIB, Nanos, seconds
+
+logger = logging.getLogger(__name__)
 
 FIRST_REQUEST: Nanos = seconds(5)
 """After its greeting a connection must say something useful within this."""
@@ -67,6 +73,7 @@ class DataConnection:
         arena: HostArena,
         tickets: TicketOffice,
         metrics: NodeMetrics,
+        ucx: UcxHost | None = None,
     ) -> None:
         self._stream = stream
         self._door = door
@@ -76,10 +83,11 @@ class DataConnection:
         self._arena = arena
         self._tickets = tickets
         self._metrics = metrics
-        self._control = LocalControl(node, config=config, metrics=metrics, tickets=tickets)
+        self._control = StreamControl(node, config=config, metrics=metrics, tickets=tickets)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._number = 0
         self._is_lifeline = False
+        self._ucx = None if ucx is None else UcxLink(stream, ucx)
 
     async def serve(self) -> None:
         """Returns when the connection is to be closed."""
@@ -94,6 +102,9 @@ class DataConnection:
             self._count_refused("stood_still")
         except StreamCut:
             self._count_refused("cut")
+        finally:
+            if self._ucx is not None:
+                self._ucx.close()
 
     async def _request(self) -> bool:
         """Serves one. False: the client said goodbye between two, or had nothing to say."""
@@ -120,10 +131,16 @@ class DataConnection:
                 await self._read(header, *await self._body(header, head))
             case FrameKind.WRITE | FrameKind.PLACED:
                 await self._write(header, *await self._body(header, head))
+            case FrameKind.ACQUIRE | FrameKind.RESERVE | FrameKind.COMMIT | FrameKind.RELEASE:
+                await self._control_request(header)
             case FrameKind.ARENA if self._door is DoorKind.LOCAL:
                 await self._hand_over_arena(header)
-            case FrameKind.ACQUIRE | FrameKind.RESERVE | FrameKind.COMMIT | FrameKind.RELEASE if self._door is DoorKind.LOCAL:
-                await self._control_request(header)
+            case FrameKind.UCX if self._ucx is not None:
+                await self._say_ucx_address(header, self._ucx)
+            case FrameKind.FETCH if self._ucx is not None:
+                await self._fetch(header, self._ucx, *await self._body(header, head))
+            case FrameKind.PUSH if self._ucx is not None:
+                await self._take_push(header, self._ucx, *await self._body(header, head))
             case _:
                 raise BadFrame("garbage", f"{header.kind.name} is no request at this door")
         return True
@@ -145,48 +162,51 @@ class DataConnection:
 
     async def _read(self, header: Header, message: bytes, body: bytes, proof: bytes) -> None:
         request = ReadBody.unpack(body)
+        self._check_read(request, message, proof)
+        await self._serve_read(
+            request, StreamSink(self._stream, header.number, idle=self._config.read_deadline), gather_bytes=_GATHER_BYTES
+        )
+
+    def _check_read(self, request: ReadBody, message: bytes, proof: bytes) -> None:
         self._check([self._tickets.for_lease(request.lease_id, expires_at=request.ticket_expires_at)], message, proof)
+
+    async def _serve_read(self, request: ReadBody, sink: StreamSink | UcxSink, *, gather_bytes: int) -> None:
         if request.ticket_expires_at <= self._node.now():
-            gone = [Header(FrameKind.PAYLOAD, header.number, 0, ReadStatus.NOT_LEASED, item) for item in range(len(request.hashes))]
-            await self._stream.send([b"".join(status.pack() for status in gone)], idle=self._config.read_deadline)
+            await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=None)
             return
         started = self._node.now()
         read = await self._node.open_read(request.lease_id, request.key_space, request.hashes)
         try:
-            await self._send_payloads(header.number, read)
+            await self._send_payloads(read, sink, gather_bytes)
         finally:
             read.finish()
             self._metrics.read(read, took=Nanos(self._node.now() - started))
 
-    async def _send_payloads(self, number: int, read: OpenRead) -> None:
-        """In order, as many in one call as there are. The reader compares the checksums; those of the SSD are compared here too, so that a
-        bad copy is found where it lies."""
-        parts: list[Buffer] = []
+    async def _send_payloads(self, read: OpenRead, sink: StreamSink | UcxSink, gather_bytes: int) -> None:
+        """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
+        copy is found where it lies."""
+        group: list[memoryview | ReadStatus] = []
         gathered = 0
-        whole: list[int] = []
         # Without an operation there is nothing to keep in place: only statuses go out.
         still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
         async with aclosing(payloads_of(read, self._node.source, check_host=False)) as payloads:
             async for index, payload in payloads:
-                if isinstance(payload, ReadStatus):
-                    parts.append(Header(FrameKind.PAYLOAD, number, 0, payload, index).pack())
-                else:
-                    parts += (Header(FrameKind.PAYLOAD, number, len(payload), ReadStatus.OK, index).pack(), payload)
-                    gathered += len(payload)
-                    whole.append(index)
-                if gathered >= _GATHER_BYTES or index + 1 == len(read.items) or _beside_host(read, index + 1):
-                    await self._stream.send(parts, idle=self._config.read_deadline, still=still)
+                group.append(payload)
+                gathered += 0 if isinstance(payload, ReadStatus) else len(payload)
+                if gathered >= gather_bytes or index + 1 == len(read.items) or _beside_host(read, index + 1):
+                    first = index + 1 - len(group)
+                    await sink.send(first, group, still=still)
                     self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
-                    for done in whole:
-                        read.outcomes[done] = ReadOutcome.OK
-                    parts, whole, gathered = [], [], 0
+                    for item, sent in enumerate(group, first):
+                        if not isinstance(sent, ReadStatus):
+                            read.outcomes[item] = ReadOutcome.OK
+                    group, gathered = [], 0
 
     # -- writes
 
     async def _write(self, header: Header, message: bytes, body: bytes, proof: bytes) -> None:
         items = unpack_write_body(body)
-        tickets = [self._tickets.for_write(item.write_token, length=item.length, expires_at=item.ticket_expires_at) for item in items]
-        self._check(tickets, message, proof)
+        self._check_write(items, message, proof)
         refused: list[WriteToken] = []
         if header.kind is FrameKind.PLACED:
             if self._door is not DoorKind.LOCAL or self._arena.sealed:
@@ -200,6 +220,13 @@ class DataConnection:
             finally:
                 self._give_up_unfinished(items)
             self._metrics.data_bytes.labels(self._door, "in").inc(sum(item.length for item in items))
+        await self._say_written(header, refused)
+
+    def _check_write(self, items: Sequence[WriteItem], message: bytes, proof: bytes) -> None:
+        tickets = [self._tickets.for_write(item.write_token, length=item.length, expires_at=item.ticket_expires_at) for item in items]
+        self._check(tickets, message, proof)
+
+    async def _say_written(self, header: Header, refused: Sequence[WriteToken]) -> None:
         answer = pack_tokens(refused)
         await self._stream.send([Header(FrameKind.WRITTEN, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
 
@@ -229,7 +256,37 @@ class DataConnection:
         if unfinished:
             self._node.feed(ReservationsAbandoned(write_tokens=unfinished))
 
-    # -- the same machine
+    # -- UCX
+
+    async def _say_ucx_address(self, header: Header, ucx: UcxLink) -> None:
+        if header.length:
+            raise BadFrame("bad_length", "UCX has no body")
+        try:
+            address = await ucx.address()
+        except Unavailable as error:
+            logger.warning("%s", error)
+            raise BadFrame("no_ucx", str(error)) from None
+        await self._stream.send([Header(FrameKind.UCX, header.number, len(address)).pack(), address], idle=REST_OF_REQUEST)
+
+    async def _fetch(self, header: Header, ucx: UcxLink, message: bytes, body: bytes, proof: bytes) -> None:
+        part, body = UcxPart.split(body)
+        request = ReadBody.unpack(body)
+        self._check_read(request, message, proof)
+        sink = await ucx.sink(part, header.number, idle=self._config.read_deadline)
+        await self._serve_read(request, sink, gather_bytes=ucx.GATHER_BYTES)
+
+    async def _take_push(self, header: Header, ucx: UcxLink, message: bytes, body: bytes, proof: bytes) -> None:
+        part, body = UcxPart.split(body)
+        items = unpack_write_body(body)
+        self._check_write(items, message, proof)
+        try:
+            refused = await ucx.take(part, items, self._node.incoming, idle=self._config.reservation_ttl)
+        finally:
+            self._give_up_unfinished(items)
+        self._metrics.data_bytes.labels(self._door, "in").inc(sum(item.length for item in items))
+        await self._say_written(header, refused)
+
+    # -- control
 
     async def _control_request(self, header: Header) -> None:
         if header.length > MAX_CONTROL_BYTES:
@@ -239,6 +296,8 @@ class DataConnection:
         answer = await self._control.answer(header.kind, bytes(body))
         if answer is not None:
             await self._stream.send([Header(FrameKind.ANSWER, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
+
+    # -- the same machine
 
     async def _hand_over_arena(self, header: Header) -> None:
         if header.length:
@@ -257,6 +316,25 @@ class DataConnection:
 
     def _count_refused(self, reason: str) -> None:
         self._metrics.data_refused.labels(self._door, reason).inc()
+
+
+class StreamSink:
+    """Payloads of one read on their way out over the connection itself, each behind its header."""
+
+    def __init__(self, stream: Stream, number: int, *, idle: Nanos) -> None:
+        self._stream = stream
+        self._number = number
+        self._idle = idle
+
+    async def send(self, first: int, group: Sequence[memoryview | ReadStatus], *, still: Callable[[], bool] | None) -> None:
+        """Raises StreamCut, GivenUp."""
+        parts: list[Buffer] = []
+        for item, entry in enumerate(group, first):
+            if isinstance(entry, ReadStatus):
+                parts.append(Header(FrameKind.PAYLOAD, self._number, 0, entry, item).pack())
+            else:
+                parts += (Header(FrameKind.PAYLOAD, self._number, len(entry), ReadStatus.OK, item).pack(), entry)
+        await self._stream.send(parts, idle=self._idle, still=still)
 
 
 def _beside_host(read: OpenRead, index: int) -> bool:

@@ -17,10 +17,12 @@ from kvstore.node.config import NodeConfig, ShmAccess
 from kvstore.node.data_connection import DataConnection, DoorKind
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
+from kvstore.node.ucx_link import UcxHost
 from kvstore.process import listening_socket
 from kvstore.tiers.host import HostArena
 from kvstore.transport.stream import Stream
 from kvstore.transport.ticket import TicketOffice
+from kvstore.transport.ucx_worker import ucx_obstacle
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class DataDoors:
         """Open now, by kind of door."""
         self.port = 0
         """0: no TCP door."""
+        self._ucx: UcxHost | None = None
         self.local_door = ""
         """Empty: no door for this machine."""
 
@@ -55,6 +58,8 @@ class DataDoors:
         if self._config.tcp:
             listener = listening_socket(self._config.host, self._config.data_port, key="data_port")
             self.port = listener.getsockname()[1]
+            if self._config.ucx and ucx_obstacle() is None:
+                self._ucx = UcxHost(host=self._config.host)
             self._listen(listener, DoorKind.TCP)
         if self._config.shm is not ShmAccess.OFF and hasattr(socket, "AF_UNIX"):
             name = f"larder-{self._boot_id.hex()}"
@@ -69,6 +74,10 @@ class DataDoors:
                 self.local_door = name
                 self._listen(listener, DoorKind.LOCAL)
 
+    @property
+    def offers_ucx(self) -> bool:
+        return self._ucx is not None
+
     async def stop(self) -> None:
         """Closes the doors and every connection."""
         for task in list(self._tasks):
@@ -76,6 +85,8 @@ class DataDoors:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for listener in self._listeners:
             listener.close()
+        if self._ucx is not None:
+            self._ucx.close()
 
     def _listen(self, listener: socket.socket, door: DoorKind) -> None:
         listener.setblocking(False)
@@ -115,6 +126,7 @@ class DataDoors:
                     arena=self._arena,
                     tickets=self._tickets,
                     metrics=self._metrics,
+                    ucx=self._ucx if door is DoorKind.TCP else None,
                 )
                 await connection.serve()
             finally:

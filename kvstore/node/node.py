@@ -104,9 +104,9 @@ class Node:
         """`recovered`: what is on the SSD; None without an SSD tier."""
         if recovered is not None:
             self.feed(recovered)
-        self._spawn(self._tick())
+        self.spawn(self._tick())
         if self._config.scrub_rate:
-            self._spawn(scrub(self, bytes_per_second=self._config.scrub_rate, pause=SCRUB_PAUSE))
+            self.spawn(scrub(self, bytes_per_second=self._config.scrub_rate, pause=SCRUB_PAUSE))
 
     async def until_crash(self) -> None:
         """Waits; raises the bug when there is one. Cancelling it is harmless."""
@@ -153,9 +153,11 @@ class Node:
         assert isinstance(found, answer), f"{found} is no answer to {request}"
         return found
 
-    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash]) -> OpenRead:
-        """The caller must `finish` it, whatever happens."""
-        request = ReadRequested(request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes))
+    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
+        """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
+        request = ReadRequested(
+            request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes), counts=counts
+        )
         plan = await self.ask(request, AnswerRead)
         return self._reads[plan.operation] if plan.operation else OpenRead(plan, self.feed)
 
@@ -217,7 +219,7 @@ class Node:
                 outcome = VerifyOutcome.CORRUPT
             self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
         else:
-            self._spawn(self._verify_in_thread(instruction))
+            self.spawn(self._verify_in_thread(instruction))
 
     async def _verify_in_thread(self, instruction: VerifyExtent) -> None:
         outcome = VerifyOutcome.OK
@@ -234,7 +236,7 @@ class Node:
         if instruction.target.tier is Tier.SSD:
             self._copy_to_ssd(instruction)
         else:
-            self._spawn(self._copy_to_memory(instruction))
+            self.spawn(self._copy_to_memory(instruction))
 
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
@@ -296,7 +298,8 @@ class Node:
             await asyncio.sleep(to_seconds(self._config.tick_every))
             self.feed(Tick())
 
-    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+    def spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        """A task that lives until it ends or the node closes; an exception of it is a crash of the node."""
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
 
+from kvstore.core.catalog import BUCKETS
 from kvstore.core.events import (
+    AnswerDescribe,
     AnswerList,
+    AnswerProbe,
+    AnswerVerify,
+    CopyVerdict,
+    DescribeRequested,
     ListRequested,
     OwnedBlock,
+    ProbeRequested,
+    VerifyRequested,
 )
 from kvstore.core.placement import place
+from kvstore.core.view import View
 from kvstore.errors import InvalidRequest, StaleView
-from kvstore.ids import NodeId, StripeId
+from kvstore.ids import HASH_BYTES, BlockHash, KeySpace, NodeId, StripeId
+from kvstore.node.anti_entropy import bucket_digests, shared_stripes
 from kvstore.node.config import NodeConfig
 from kvstore.node.node import Node
+from kvstore.node.repairer import Repairer
 from kvstore.registry.view_source import ViewSource
-from kvstore.rpc.convert import block_ref_to_proto, key_space_to_proto
+from kvstore.rpc.convert import block_ref_to_proto, check_batch, key_space_from_proto, key_space_to_proto
 from kvstore.rpc.server import guarded
 from kvstore.units import milliseconds
 
 _BLOCKS_PER_MESSAGE = 1024
+_STRIPES_PER_MESSAGE = 1024
+_BLOCKS_BETWEEN_PAUSES = 256
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # generated code has no types
-    def __init__(self, node: Node, *, config: NodeConfig, views: ViewSource, hello: Callable[[], store_pb2.HelloResponse]) -> None:
+    def __init__(
+        self, node: Node, repairer: Repairer, *, config: NodeConfig, views: ViewSource, hello: Callable[[], store_pb2.HelloResponse]
+    ) -> None:
         self._node = node
+        self._repairer = repairer
         self._config = config
         self._views = views
         self._hello = hello
@@ -52,11 +69,73 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
             return owners[stripe]
 
         for key_space, blocks in answer.blocks:
-            owned = [block for block in blocks if is_owned(block.block.stripe)]
+            owned = []
+            for number, block in enumerate(blocks, start=1):
+                if is_owned(block.block.stripe):
+                    owned.append(block)
+                if number % _BLOCKS_BETWEEN_PAUSES == 0:
+                    await asyncio.sleep(0)
             for part in _parts(owned):
                 await context.write(
                     peer_pb2.OwnedBlocks(key_space=key_space_to_proto(key_space), blocks=[_owned_to_proto(block) for block in part])
                 )
+
+    @guarded
+    async def Progress(self, request: peer_pb2.ProgressRequest, context: Any) -> peer_pb2.ProgressResponse:
+        return peer_pb2.ProgressResponse(settled_epoch=self._repairer.settled_epoch, blocks=self._repairer.catalog.blocks)
+
+    @guarded
+    async def Holds(self, request: peer_pb2.HoldsRequest, context: Any) -> peer_pb2.HoldsResponse:
+        key_space = key_space_from_proto(request.key_space)
+        if len(request.hashes) % HASH_BYTES:
+            raise InvalidRequest(f"hashes must have {HASH_BYTES} bytes each: {len(request.hashes)}")
+        hashes = tuple(BlockHash(request.hashes[at : at + HASH_BYTES]) for at in range(0, len(request.hashes), HASH_BYTES))
+        check_batch(hashes, "hashes")
+        if request.verify:
+            return peer_pb2.HoldsResponse(held=bytes([await self._reads_back(key_space, digest) for digest in hashes]))
+        probe = ProbeRequested(request_id=self._node.next_request_id(), key_space=key_space, hashes=hashes)
+        return peer_pb2.HoldsResponse(held=bytes((await self._node.ask(probe, AnswerProbe)).present))
+
+    @guarded
+    async def CompareBuckets(self, request: peer_pb2.CompareRequest, context: Any) -> peer_pb2.CompareResponse:
+        view = self._same_view(request.epoch)
+        first, theirs = request.first_bucket, request.digests
+        if first + len(theirs) > BUCKETS:
+            raise InvalidRequest(f"there are {BUCKETS} buckets: {first} + {len(theirs)}")
+        mine = await bucket_digests(self._repairer, view, NodeId(request.node_id), first, len(theirs))
+        differing = [number for number in range(len(theirs)) if mine[number] != theirs[number]]
+        return peer_pb2.CompareResponse(buckets=[first + number for number in differing], digests=[mine[number] for number in differing])
+
+    @guarded
+    async def ListStripes(self, request: peer_pb2.StripesRequest, context: Any) -> None:
+        view = self._same_view(request.epoch)
+        if request.bucket >= BUCKETS:
+            raise InvalidRequest(f"there are {BUCKETS} buckets: {request.bucket}")
+        shared = [
+            (stripe.stripe, stripe.digest) for stripe in await shared_stripes(self._repairer, view, NodeId(request.node_id), request.bucket)
+        ]
+        for start in range(0, len(shared), _STRIPES_PER_MESSAGE):
+            part = shared[start : start + _STRIPES_PER_MESSAGE]
+            await context.write(
+                peer_pb2.StripeDigests(stripes=b"".join(stripe for stripe, _ in part), digests=[digest for _, digest in part])
+            )
+
+    def _same_view(self, epoch: int) -> View:
+        view = self._views.view
+        if view.epoch != epoch:
+            raise StaleView(f"this node knows epoch {view.epoch}, the question is about {epoch}; ask again in a moment")
+        return view
+
+    async def _reads_back(self, key_space: KeySpace, digest: BlockHash) -> bool:
+        """Its fastest copy was read just now, and is what was stored."""
+        describe = DescribeRequested(request_id=self._node.next_request_id(), key_space=key_space, hashes=(digest,))
+        owned = (await self._node.ask(describe, AnswerDescribe)).blocks[0]
+        if owned is None or not owned.tiers:
+            return False
+        verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=digest, tier=owned.tiers[0])
+        good = (await self._node.ask(verify, AnswerVerify)).verdict is CopyVerdict.GOOD
+        await asyncio.sleep(0)
+        return good
 
 
 def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:

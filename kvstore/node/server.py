@@ -14,21 +14,29 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_p
 from prometheus_client import CollectorRegistry
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.core.events import RegionsRecovered
+from kvstore.core.events import Note, RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.view import Member, MemberState, Role
+from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.node.admin_servicer import AdminServicer
+from kvstore.node.anti_entropy import AntiEntropy
 from kvstore.node.config import NodeConfig, ShmAccess
 from kvstore.node.data_doors import DataDoors
+from kvstore.node.handover import Handover
+from kvstore.node.inventory import Inventory
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.peer_servicer import PeerServicer
 from kvstore.node.recovery import RecoveryReport, recover
 from kvstore.node.repair import Repair
+from kvstore.node.repair_status import drain_status, repair_status
+from kvstore.node.repairer import Repairer
+from kvstore.node.sender import Sender
 from kvstore.node.servicer import StoreServicer
-from kvstore.registry.view_source import ViewSource
+from kvstore.node.takeover import first_takeover, take_over_by_and_by
+from kvstore.registry.view_source import OwnMember, ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.server import bind, make_server
 from kvstore.tiers.host import HostArena
@@ -53,17 +61,20 @@ class NodeServer:
         config: NodeConfig,
         *,
         views: ViewSource,
+        own: OwnMember | None = None,
         clock: Clock | None = None,
         metrics_registry: CollectorRegistry | None = None,
         wrap_ssd: Callable[[SsdRegions], Tier] = lambda regions: regions,
     ) -> None:
-        """Raises ConfigError when a tier cannot be had. `wrap_ssd` puts something between the node and its disk: faults."""
+        """Raises ConfigError when a tier cannot be had. `own`: this node's standing in the registry that `views` follows; without one it
+        cannot be drained, and takes over all its stripes at once. `wrap_ssd` puts something between the node and its disk: faults."""
         self.config = config
         self.boot_id = BootId(secrets.token_bytes(BOOT_ID_BYTES))
         self.member_state = MemberState.JOINING
         self.recovery = RecoveryReport()
         self.port = 0
         self._views = views
+        self._own = own
         self._clock = clock or SystemClock()
         self._metrics = NodeMetrics(metrics_registry or CollectorRegistry())
         self._tickets = TicketOffice()
@@ -90,6 +101,7 @@ class NodeServer:
                 opening.callback(self._ssd.close)
             day_offset = Nanos(time.time_ns() - self._clock.now())
             self._state = StoreState(config.store_config(), boot_id=self.boot_id, day_offset=day_offset)
+            self._inventory = Inventory(self._state)
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:
             self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
@@ -123,11 +135,14 @@ class NodeServer:
                 assert self._ssd is not None
                 recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
             self._node = Node(
-                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_note=self._metrics.note
+                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_note=self._note
             )
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)
+            sender = Sender(self._node, channels=self._channels, transport=self._transport)
+            self._repairer = Repairer(self._node, self._inventory.catalog, sender, config=self.config, views=self._views)
+            self._handover = Handover(self._node, self._repairer)
             self.port = bind(self._server, host=self.config.host, port=self.config.port)
             self._doors = DataDoors(
                 self._node,
@@ -142,13 +157,32 @@ class NodeServer:
             self._tiers.close()
             raise
         self._node.start(recovered)
+        if recovered is not None:
+            await self._inventory.fill(self._node)
         store = StoreServicer(self._node, config=self.config, metrics=self._metrics, tickets=self._tickets, hello=self._hello)
         store_pb2_grpc.add_StoreServiceServicer_to_server(store, self._server)
-        peer = PeerServicer(self._node, config=self.config, views=self._views, hello=self._hello)
+        peer = PeerServicer(self._node, self._repairer, config=self.config, views=self._views, hello=self._hello)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(peer, self._server)
-        admin = AdminServicer(self._node, status=self.status, make_repair=self._make_repair)
+        admin = AdminServicer(
+            self._node, self._repairer, self._handover, status=self.status, make_repair=self._make_repair, drain=self._drain
+        )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         await self._server.start()
+        if self.config.repair.rate:
+            self._node.spawn(self._repairer.run())
+            self._node.spawn(self._handover.run())
+            if self.config.repair.anti_entropy_every:
+                self._node.spawn(AntiEntropy(self._repairer).run(self.config.repair.anti_entropy_every))
+
+    async def first_takeover(self) -> float:
+        """With which share of its stripes this node should join: ask before it does."""
+        return await first_takeover(self._views.view.stores, self._channels, config=self.config.repair)
+
+    def serves(self) -> None:
+        """The node is ACTIVE now."""
+        self.member_state = MemberState.ACTIVE
+        if self._own is not None:
+            self._node.spawn(take_over_by_and_by(self._repairer, self._own))
 
     async def stop(self) -> None:
         """Graceful: calls under way get STOP_GRACE_S, hot host copies go to SSD within `drain_deadline`. Afterwards nothing is left but the
@@ -180,7 +214,20 @@ class NodeServer:
             counters=dict(status.counters),
             cpu_ns=time.process_time_ns(),
             data_connections=dict(self._doors.connections),
+            repair=repair_status(self._repairer),
+            drain=drain_status(self._handover),
         )
+
+    def _note(self, note: Note) -> None:
+        self._metrics.note(note)
+        self._inventory.note(note)
+
+    async def _drain(self) -> None:
+        if self._own is None:
+            raise Unavailable("this node is in no registry: there is nobody to take its stripes")
+        if self.member_state is not MemberState.DRAINING:
+            await self._own.drain()
+            self.member_state = MemberState.DRAINING
 
     def _used_bytes(self, tier: CoreTier) -> int:
         return next(usage.used for usage in self._state.status().tiers if usage.tier is tier)
@@ -194,6 +241,7 @@ class NodeServer:
             data_port=self._doors.port,
             local_door=self._doors.local_door,
             machine=machine_identity(),
+            ucx=self._doors.offers_ucx,
         )
 
     def _make_repair(self) -> Repair:

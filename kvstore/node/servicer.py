@@ -78,9 +78,10 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
             for item in request.items
         )
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
-        answer = await self._node.ask(
-            ReserveRequested(request_id=self._node.next_request_id(), key_space=key_space, items=items), AnswerReserve
+        reserve = ReserveRequested(
+            request_id=self._node.next_request_id(), key_space=key_space, items=items, spare_room_only=request.spare_room_only
         )
+        answer = await self._node.ask(reserve, AnswerReserve)
         for grant in answer.grants:
             if grant.status is not ReserveStatus.GRANTED:
                 self._metrics.put_refused(grant.status)

@@ -42,6 +42,8 @@ class Greeting:
     local_door: str
     """Name of an abstract Unix socket; empty: none."""
     machine: str
+    ucx: bool
+    """The TCP door speaks of transfers by UCX too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +108,22 @@ class StoreStub:
             answer.data_port,
             answer.local_door,
             answer.machine,
+            answer.ucx,
         )
 
-    async def reserve(self, key_space: KeySpace, items: Sequence[ReserveItem | tuple[BlockRef, Bytes]], *, timeout: Nanos) -> list[Grant]:
-        """One grant per item, in order."""
+    async def reserve(
+        self,
+        key_space: KeySpace,
+        items: Sequence[ReserveItem | tuple[BlockRef, Bytes]],
+        *,
+        timeout: Nanos,
+        spare_room_only: bool = False,
+    ) -> list[Grant]:
+        """One grant per item, in order. `spare_room_only`: refused rather than evict a block for it."""
         request = store_pb2.ReserveRequest(
             key_space=key_space_to_proto(key_space),
             items=[_reserve_item(ReserveItem(*item)) for item in items],
+            spare_room_only=spare_room_only,
         )
         answer = await _answer(self._stub.Reserve(request, timeout=to_seconds(timeout)))
         _same_length(answer.grants, items)

@@ -20,6 +20,8 @@ from kvstore.transport.shm_transport import ShmTransport, map_arena
 from kvstore.transport.stream_pool import Door, DoorClosed, StreamPool
 from kvstore.transport.stream_transport import StreamTransport
 from kvstore.transport.ticket import Ticket
+from kvstore.transport.ucx_transport import UcxTransport, ask_for_worker
+from kvstore.transport.ucx_worker import open_worker, ucx_obstacle
 from kvstore.units import Nanos, milliseconds, seconds, to_seconds
 
 
@@ -27,6 +29,7 @@ class TransportKind(StrEnum):
     """Fastest first: the order in which they are tried."""
 
     SHM = "shm"
+    UCX = "ucx"
     TCP = "tcp"
     GRPC = "grpc"
 
@@ -35,6 +38,8 @@ ALL_KINDS = tuple(kind.value for kind in TransportKind)
 
 DIAL_TIMEOUT: Nanos = milliseconds(500)
 """A door that does not greet by then (a firewall that drops) is passed over."""
+UCX_OPEN_TIMEOUT: Nanos = seconds(10)
+"""The first to ask waits until both sides have loaded UCX, a second of CPU each."""
 HELLO_TIMEOUT: Nanos = milliseconds(1500)
 TRY_AGAIN_AFTER: Nanos = seconds(30)
 """A node whose better door did not answer is looked at again."""
@@ -55,6 +60,10 @@ class _Chosen:
     until: float
     """Loop time; infinity when nothing better can come."""
 
+    def fits(self, peer: Peer) -> bool:
+        out_of_step = isinstance(self.transport, UcxTransport) and self.transport.out_of_step
+        return self.peer == peer and time.monotonic() < self.until and not out_of_step
+
 
 class AutoTransport:
     """A PayloadTransport to any node. Belongs to one event loop."""
@@ -69,6 +78,8 @@ class AutoTransport:
         self._chosen: dict[str, _Chosen] = {}
         self._choosing: dict[str, asyncio.Lock] = {}
         self._machine = machine_identity()
+        self._ucx_broke_until: dict[str, float] = {}
+        """Until when a node is not reached by UCX, after it did not work."""
 
     async def choice(self, peer: Peer) -> Choice:
         """What is, or would be, used with this node. Raises Unavailable when nothing that is allowed answers."""
@@ -94,8 +105,8 @@ class AutoTransport:
         chosen = await self._chosen_for(peer)
         try:
             return await chosen.transport.write(peer, writes, timeout=timeout)
-        except DoorClosed:
-            await self._forget(peer)
+        except LarderError as error:
+            await self._reconsider(chosen, error)
             raise
 
     async def read(
@@ -115,14 +126,23 @@ class AutoTransport:
             try:
                 async for payload in payloads:
                     yield payload
-            except DoorClosed:
-                await self._forget(peer)
+            except LarderError as error:
+                await self._reconsider(chosen, error)
                 raise
 
     async def close(self) -> None:
         for chosen in self._chosen.values():
             await chosen.transport.close()
         self._chosen.clear()
+
+    async def _reconsider(self, chosen: _Chosen, error: LarderError) -> None:
+        """The choice, after this failure of it."""
+        if isinstance(chosen.transport, UcxTransport) and chosen.transport.broken:
+            self._ucx_broke_until[chosen.peer.node_id] = time.monotonic() + to_seconds(TRY_AGAIN_AFTER)
+        elif not isinstance(error, DoorClosed):
+            return
+        if self._chosen.get(chosen.peer.node_id) is chosen:
+            await self._forget(chosen.peer)
 
     async def _forget(self, peer: Peer) -> None:
         chosen = self._chosen.pop(peer.node_id, None)
@@ -131,11 +151,11 @@ class AutoTransport:
 
     async def _chosen_for(self, peer: Peer) -> _Chosen:
         found = self._chosen.get(peer.node_id)
-        if found is not None and found.peer == peer and time.monotonic() < found.until:
+        if found is not None and found.fits(peer):
             return found
         async with self._choosing.setdefault(peer.node_id, asyncio.Lock()):
             found = self._chosen.get(peer.node_id)
-            if found is not None and found.peer == peer and time.monotonic() < found.until:
+            if found is not None and found.fits(peer):
                 return found
             await self._forget(peer)
             found = self._chosen[peer.node_id] = await self._choose(peer)
@@ -146,9 +166,9 @@ class AutoTransport:
             return _Chosen(Choice(TransportKind.GRPC, "nothing else is allowed here"), self._grpc, peer, float("inf"))
         greeting = await StoreStub(self._channels.get(peer.address)).hello(timeout=HELLO_TIMEOUT)
         passed_over: list[str] = []
-        failed = False
+        failed = time.monotonic() < self._ucx_broke_until.get(peer.node_id, 0.0)
         for kind in TransportKind:
-            obstacle = self._obstacle(kind, greeting)
+            obstacle = self._obstacle(kind, peer, greeting)
             if obstacle is None:
                 try:
                     transport, reason = await self._open(kind, peer, greeting)
@@ -161,13 +181,19 @@ class AutoTransport:
             passed_over.append(f"no {kind}: {obstacle}")
         raise Unavailable(f"{peer.node_id}: {'; '.join(passed_over)}")
 
-    def _obstacle(self, kind: TransportKind, greeting: Greeting) -> str | None:
+    def _obstacle(self, kind: TransportKind, peer: Peer, greeting: Greeting) -> str | None:
         if kind not in self._kinds:
             return "not allowed here"
         if kind is TransportKind.SHM:
             if not greeting.machine or greeting.machine != self._machine:
                 return "another machine"
             return None if greeting.local_door else "the node does not offer it"
+        if kind is TransportKind.UCX:
+            if not greeting.ucx:
+                return "the node does not offer it"
+            if time.monotonic() < self._ucx_broke_until.get(peer.node_id, 0.0):
+                return "it did not work a while ago"
+            return ucx_obstacle()
         if kind is TransportKind.TCP and not greeting.data_port:
             return "the node does not offer it"
         return None
@@ -183,12 +209,25 @@ class AutoTransport:
                     raise
                 transport = ShmTransport(pool, self._channels, peer.address, arena, lifeline)
                 return transport, f"same machine, {'writes in place' if arena.writable else 'read-only'}"
+            case TransportKind.UCX:
+                pool = StreamPool(_tcp_door(peer, greeting), peer.boot_id)
+                try:
+                    async with pool.connection(timeout=DIAL_TIMEOUT):
+                        pass
+                    node_worker = await ask_for_worker(pool, timeout=UCX_OPEN_TIMEOUT)
+                    worker = await open_worker()
+                except BaseException:
+                    pool.close()
+                    raise
+                return UcxTransport(pool, self._channels, peer.address, worker, node_worker), f"port {greeting.data_port} has UCX"
             case TransportKind.TCP:
-                host = peer.address.rpartition(":")[0].strip("[]")
-                door: Door = (host, greeting.data_port)
-                pool = StreamPool(door, peer.boot_id)
+                pool = StreamPool(_tcp_door(peer, greeting), peer.boot_id)
                 async with pool.connection(timeout=DIAL_TIMEOUT):
                     pass
-                return StreamTransport(pool, self._channels), f"port {greeting.data_port} greets"
+                return StreamTransport(pool, self._channels, peer.address), f"port {greeting.data_port} greets"
             case TransportKind.GRPC:
                 return self._grpc, "always there"
+
+
+def _tcp_door(peer: Peer, greeting: Greeting) -> Door:
+    return peer.address.rpartition(":")[0].strip("[]"), greeting.data_port

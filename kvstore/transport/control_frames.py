@@ -1,7 +1,7 @@
 """The four control messages that go with every put and get, in the framing of the data plane. Pure.
 
-Only at the door for processes of the same user on the same machine: there the kernel says who asks, and a gRPC call would cost more than
-everything else of a get. All sizes are checked before anything is made of a body; what does not fit raises BadFrame.
+A gRPC call would cost more than everything else of a get. They are trusted as they are through gRPC, which has no authentication either.
+All sizes are checked before anything is made of a body; what does not fit raises BadFrame.
 """
 
 from __future__ import annotations

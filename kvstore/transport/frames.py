@@ -8,13 +8,21 @@ noticed before its length is believed. Both sides speak one version; another one
     client  WRITE     body: write request, proof; then the payloads    -> WRITTEN, body: refused write tokens
     client  ARENA                                                      -> ARENA with the descriptors (Unix socket only)
     client  PLACED    body: write request, proof                       -> WRITTEN (the payloads were put into the mapped arena)
-    client  ACQUIRE, RESERVE, COMMIT, RELEASE (Unix socket only, control_frames.py) -> ANSWER with the body; RELEASE has none
+    client  ACQUIRE, RESERVE, COMMIT, RELEASE (control_frames.py)     -> ANSWER with the body; RELEASE has none
+    client  UCX                                                        -> UCX, body: address of the node's UCX worker
+    client  FETCH   body: UCX part, read request, proof                -> GROUPs, body: a status for each of the next payloads; those that
+                                                                          are OK follow as UCX messages
+    client  PUSH    body: UCX part, write request, proof; the payloads as UCX messages -> WRITTEN
+
+Payloads over UCX go in messages of at most UCX_PIECE_BYTES, each payload beginning one; the tag of the n-th message of a request is the
+tag in its UCX part plus n. The client draws that tag at random for each request.
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -23,7 +31,7 @@ import xxhash
 from kvstore.errors import InvalidRequest
 from kvstore.ids import HASH_BYTES, BlockHash, KeySpace, LayoutFingerprint, LeaseId, Namespace, WriteToken
 from kvstore.transport.ticket import PROOF_BYTES
-from kvstore.units import Nanos
+from kvstore.units import MIB, Nanos
 
 MAGIC = b"LRDR"
 VERSION = 1
@@ -35,8 +43,12 @@ _READ = struct.Struct("<QQHI")
 _WRITE_COUNT = struct.Struct("<I")
 _WRITE_ITEM = struct.Struct("<QQQ")
 _TOKEN = struct.Struct("<Q")
-MAX_BODY_BYTES = _READ.size + 255 + HASH_BYTES + MAX_ITEMS * HASH_BYTES + PROOF_BYTES
+_UCX = struct.Struct("<QH")
+UCX_PIECE_BYTES = 4 * MIB
+MAX_UCX_ADDRESS_BYTES = 4096
+MAX_BODY_BYTES = _UCX.size + MAX_UCX_ADDRESS_BYTES + _READ.size + 255 + HASH_BYTES + MAX_ITEMS * HASH_BYTES + PROOF_BYTES
 """Of a request; what is longer is refused before a byte of it is read."""
+_LAST_TAG = (1 << 64) - 1
 MAX_WRITTEN_BYTES = MAX_ITEMS * _TOKEN.size
 
 
@@ -53,6 +65,10 @@ class FrameKind(IntEnum):
     COMMIT = 10
     RELEASE = 11
     ANSWER = 12
+    UCX = 13
+    FETCH = 14
+    GROUP = 15
+    PUSH = 16
 
 
 class BadFrame(InvalidRequest):
@@ -119,6 +135,35 @@ class ReadBody(NamedTuple):
             raise BadFrame("garbage", "a namespace that is not UTF-8") from None
         hashes = tuple([BlockHash(data[start : start + HASH_BYTES]) for start in range(end, len(data), HASH_BYTES)])
         return cls(LeaseId(lease_id), Nanos(expires_at), KeySpace(namespace, LayoutFingerprint(data[at:end])), hashes)
+
+
+class UcxPart(NamedTuple):
+    tag: int
+    address: bytes
+    """Of the client's UCX worker. UCX believes what it is given: it must be looked at only after the proof."""
+
+    def pack(self) -> bytes:
+        return _UCX.pack(self.tag, len(self.address)) + self.address
+
+    @classmethod
+    def split(cls, data: bytes) -> tuple[UcxPart, bytes]:
+        """It, and the request behind it. Raises BadFrame."""
+        if len(data) < _UCX.size:
+            raise BadFrame("bad_length", "a request that ends in its UCX part")
+        tag, length = _UCX.unpack_from(data)
+        end = _UCX.size + length
+        if not 0 < length <= MAX_UCX_ADDRESS_BYTES or len(data) < end:
+            raise BadFrame("bad_length", f"a UCX address of {length} bytes")
+        return cls(tag, data[_UCX.size : end]), data[end:]
+
+    def tags(self) -> Iterator[int]:
+        """One for each message of the request, in order."""
+        return (tag & _LAST_TAG for tag in itertools.count(self.tag))
+
+
+def pieces_of(payload: memoryview) -> list[memoryview]:
+    """The messages in which a payload goes over UCX."""
+    return [payload[start : start + UCX_PIECE_BYTES] for start in range(0, len(payload), UCX_PIECE_BYTES)]
 
 
 class WriteItem(NamedTuple):

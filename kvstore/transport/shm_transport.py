@@ -13,7 +13,6 @@ from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import StoreStub
 from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
-from kvstore.transport.local_stub import LocalStub
 from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
 from kvstore.transport.shared_arena import SharedArena
 from kvstore.transport.stream import Stream, StreamCut
@@ -37,8 +36,7 @@ class ShmTransport:
     """
 
     def __init__(self, pool: StreamPool, channels: ChannelPool, address: str, arena: SharedArena, lifeline: Stream) -> None:
-        self._stub = LocalStub(channels.get(address), pool)
-        self._streams = StreamTransport(pool, channels)
+        self._streams = StreamTransport(pool, channels, address)
         self._arena: SharedArena | None = arena
         self._lifeline = lifeline
         asyncio.get_running_loop().add_reader(lifeline.sock, self._lifeline_moved)
@@ -55,7 +53,7 @@ class ShmTransport:
         return self._arena
 
     async def stub(self, peer: Peer) -> StoreStub:
-        return self._stub if self._mapped() is not None else await self._streams.stub(peer)
+        return await self._streams.stub(peer)
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         return self._mapped()

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 
-from kvstore.units import MIB, Nanos, to_milliseconds, to_seconds
+from kvstore.units import MIB, Nanos, seconds, to_milliseconds, to_seconds
 
 Buffer = bytes | memoryview
 
@@ -14,6 +14,9 @@ _MOST_PARTS = 512
 """Of one call; the kernel takes 1,024."""
 _TURN_BYTES = 4 * MIB
 """Moved without a pause at most: then others on the loop have their turn."""
+
+
+_LONG: Nanos = seconds(24 * 3600)
 
 
 class StreamCut(ConnectionError):
@@ -118,6 +121,15 @@ class Stream:
 
     async def wait_readable(self, *, idle: Nanos) -> None:
         await self._wait(write=False, idle=idle)
+
+    async def until_end(self) -> None:
+        """Returns when the other side has closed the stream, unless it has sent something before: then never."""
+        try:
+            await self._wait(write=False, idle=_LONG)
+            if self.sock.recv(1, socket.MSG_PEEK):
+                await asyncio.Event().wait()
+        except (OSError, StreamCut):
+            pass
 
     async def _take_turns(self, moved: int) -> None:
         self._turn += moved

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Protocol
 
 from kvstore.errors import StaleView, Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId
@@ -32,6 +33,10 @@ class DoorClosed(Unavailable):
     """Nobody listens there, or it cannot be reached."""
 
 
+class Companion(Protocol):
+    def close(self) -> None: ...
+
+
 class Connection:
     """A stream after its greeting. `number` counts the requests on it."""
 
@@ -39,6 +44,13 @@ class Connection:
         self.stream = stream
         self.nonce = nonce
         self.number = 0
+        self.companion: Companion | None = None
+        """What lives and ends with it."""
+
+    def close(self) -> None:
+        self.stream.close()
+        if self.companion is not None:
+            self.companion.close()
 
     def next_number(self) -> int:
         self.number += 1
@@ -63,24 +75,24 @@ class StreamPool:
             try:
                 yield connection
             except BaseException:
-                connection.stream.close()
+                connection.close()
                 raise
             if self._closed or len(self._idle) >= MOST_IDLE:
-                connection.stream.close()
+                connection.close()
             else:
                 self._idle.append((time.monotonic(), connection))
 
     def close(self) -> None:
         self._closed = True
         while self._idle:
-            self._idle.pop()[1].stream.close()
+            self._idle.pop()[1].close()
 
     def _take_idle(self) -> Connection | None:
         while self._idle:
             since, connection = self._idle.pop()
             if time.monotonic() - since < MOST_IDLE_S and connection.stream.quiet():
                 return connection
-            connection.stream.close()
+            connection.close()
         return None
 
     async def dial(self, *, timeout: Nanos) -> Connection:

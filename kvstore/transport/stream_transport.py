@@ -29,6 +29,7 @@ from kvstore.transport.grpc_transport import OUTCOME_OF
 from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
 from kvstore.transport.stream import GivenUp, StoodStill, Stream, StreamCut
 from kvstore.transport.stream_pool import Connection, StreamPool
+from kvstore.transport.stream_stub import StreamStub
 from kvstore.transport.ticket import PROOF_BYTES, Ticket, proof_of
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
@@ -36,12 +37,12 @@ from kvstore.units import Nanos, to_milliseconds, to_seconds
 class StreamTransport:
     """A PayloadTransport to one node, through one door of it."""
 
-    def __init__(self, pool: StreamPool, channels: ChannelPool) -> None:
+    def __init__(self, pool: StreamPool, channels: ChannelPool, address: str) -> None:
         self._pool = pool
-        self._channels = channels
+        self._stub = StreamStub(channels.get(address), pool)
 
     async def stub(self, peer: Peer) -> StoreStub:
-        return StoreStub(self._channels.get(peer.address))
+        return self._stub
 
     async def arena(self, peer: Peer) -> MappedArena | None:
         return None
@@ -56,16 +57,9 @@ class StreamTransport:
         try:
             async with asyncio.timeout(to_seconds(timeout)):
                 async with self._pool.connection(timeout=timeout) as connection:
-                    request = _request(connection, kind, body, [write.ticket for write in writes])
+                    request = request_frames(connection, kind, body, [write.ticket for write in writes])
                     await connection.stream.send([*request, *payloads], idle=timeout)
-                    head = bytearray(HEADER_BYTES)
-                    await connection.stream.receive([memoryview(head)], idle=timeout)
-                    header = Header.unpack(head)
-                    if header.kind is not FrameKind.WRITTEN or header.length > MAX_WRITTEN_BYTES:
-                        raise BadFrame("garbage", f"{header.kind.name} in answer to a write")
-                    refused = bytearray(header.length)
-                    await connection.stream.receive([memoryview(refused)], idle=timeout)
-                    return unpack_tokens(bytes(refused))
+                    return await receive_refused(connection.stream, idle=timeout)
         except (TimeoutError, StoodStill):
             raise DeadlinePassed(f"{peer.node_id} did not take the bytes within {to_milliseconds(timeout):.0f} ms") from None
         except (StreamCut, BadFrame) as error:
@@ -87,7 +81,7 @@ class StreamTransport:
         try:
             async with self._pool.connection(timeout=idle_timeout) as connection:
                 body = ReadBody(lease_id, ticket.expires_at, key_space, tuple([slot.hash for slot in slots])).pack()
-                request = _request(connection, FrameKind.READ, body, [ticket])
+                request = request_frames(connection, FrameKind.READ, body, [ticket])
                 await connection.stream.send(request, idle=idle_timeout)
                 payloads = _receive_payloads(
                     connection.stream,
@@ -129,6 +123,19 @@ async def _receive_payloads(
         yield PayloadRead(item, outcome)
 
 
-def _request(connection: Connection, kind: FrameKind, body: bytes, tickets: Sequence[Ticket]) -> list[bytes]:
+async def receive_refused(stream: Stream, *, idle: Nanos) -> frozenset[WriteToken]:
+    """The answer to a write. Raises BadFrame."""
+    head = bytearray(HEADER_BYTES)
+    await stream.receive([memoryview(head)], idle=idle)
+    header = Header.unpack(head)
+    if header.kind is not FrameKind.WRITTEN or header.length > MAX_WRITTEN_BYTES:
+        raise BadFrame("garbage", f"{header.kind.name} in answer to a write")
+    refused = bytearray(header.length)
+    await stream.receive([memoryview(refused)], idle=idle)
+    return unpack_tokens(bytes(refused))
+
+
+def request_frames(connection: Connection, kind: FrameKind, body: bytes, tickets: Sequence[Ticket]) -> list[bytes]:
+    """A request of the connection, with its proof."""
     header = Header(kind, connection.next_number(), len(body) + PROOF_BYTES).pack()
     return [header, body, proof_of(tickets, nonce=connection.nonce, message=header + body)]

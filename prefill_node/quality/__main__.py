@@ -22,8 +22,8 @@ import torch  # noqa: E402
 
 import prefill_node.model.offline  # noqa: E402, F401  before transformers
 from kvstore.codec import BlockCodec, Rung, warm_up  # noqa: E402
-from kvstore.codec.block_codec import DEFAULT_STEP  # noqa: E402
 from kvstore.codec.klt_tables import load_tables, save_tables  # noqa: E402
+from kvstore.codec.precision import DEFAULT_STEP  # noqa: E402
 from kvstore.errors import ConfigError, LarderError  # noqa: E402
 from prefill_node.model.load import load_model  # noqa: E402
 from prefill_node.model.resolve import resolve_model  # noqa: E402
@@ -70,15 +70,14 @@ def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
     if not arguments.output.absolute().parent.is_dir():
         raise ConfigError(f"{arguments.output.absolute().parent} is no folder to write to")
     probe, tokenizer = _opened(arguments)
-    token_ids = [token for path in arguments.texts for token in _tokens(tokenizer, path)]
-    tables = calibrate(probe, token_ids, plan, _progress)
+    tables = calibrate(probe, [_tokens(tokenizer, path) for path in arguments.texts], plan, _progress)
     digest = save_tables(tables, arguments.output)
     return {
         "file": str(arguments.output),
         "digest": digest.hex(),
         "bytes": arguments.output.stat().st_size,
         "model": probe.model.name,
-        "tokens": plan.windows * plan.window_tokens,
+        "tokens": plan.windows // len(arguments.texts) * len(arguments.texts) * plan.window_tokens,
         "components": [[len(basis) for basis in bases] for bases in tables.bases],
     }
 

@@ -1,9 +1,10 @@
-"""Calibration: what text and model say about KV, as the tables of rung klt.
+"""Calibration: what texts and model say about KV, as the tables of rung klt.
 
-Three passes over the texts' windows. The first gathers moments of K and V, the queries' second moments, and some whole blocks. The
-second measures how much an error costs in each stretch of layers, K and V apart, by finite differences: noise that is white in the
-metric goes into the KV of a prefix, and the KL divergence of what follows, divided by the noise's power, is the cost. The third counts
-symbols of the sampled blocks. Without the second pass the metric has no common unit, and the rung needs nearly twice the bits (LOG.md).
+Three passes over the texts' windows, as many of each text. The first gathers moments of K and V, the queries' second moments, and some
+whole blocks. The second measures how much an error costs in each stretch of layers, K and V apart, by finite differences: noise that is
+white in the metric goes into the KV of a prefix, and the KL divergence of what follows, divided by the noise's power, is the cost; of
+several texts the highest counts, since a layer that one language hardly uses may carry another. The third counts symbols of the
+sampled blocks. Without the second pass the metric has no common unit, and the rung needs nearly twice the bits (LOG.md).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import numpy as np
 import torch
 
 from kvstore.codec import klt_kernels
-from kvstore.codec.block_codec import FIRST_EXACT_TOKENS
 from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_fit import Moments, fit_bases, fitted_frequencies
 from kvstore.codec.klt_tables import KltTables
+from kvstore.codec.precision import FIRST_EXACT_TOKENS
 from kvstore.errors import ConfigError
 from prefill_node.model.load import LoadedModel
 from prefill_node.quality.probe import Probe
@@ -39,13 +40,13 @@ _GAIN_SEGMENTS = 10
 _GAIN_PREFIX = 1024
 _GAIN_SCORED = 256
 _NOISE_SHARE = 0.02
-_CONTEXT_WEIGHTS = (16, 24, 12, 204)
 _RIDGE = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPlan:
     windows: int = 48
+    """Of all texts together; rounded down to as many of each."""
     window_tokens: int = 2048
     group_layers: int = 10
     """Layers that share a transform: more are better and slower to decode."""
@@ -60,15 +61,15 @@ class CalibrationPlan:
             )
 
 
-def calibrate(probe: Probe, token_ids: Sequence[int], plan: CalibrationPlan, progress: Progress) -> KltTables:
-    """Tables (without a digest) for the probed model, from the tokens of the calibration text.
+def calibrate(probe: Probe, texts: Sequence[Sequence[int]], plan: CalibrationPlan, progress: Progress) -> KltTables:
+    """Tables (without a digest) for the probed model, from the tokens of the calibration texts, which count equally.
 
-    Raises ConfigError for a text shorter than two windows. Cost: `windows` prefills and 22 short ones, one eigendecomposition for each
-    group of layers, K and V; memory for the covariances, 8 bytes x (width of a group)**2 x groups.
+    Raises ConfigError for a text too short for its share of windows and one more, and for fewer windows than texts. Cost: `windows`
+    prefills and 22 short ones a text, one eigendecomposition for each group of layers, K and V; memory for the covariances, 8 bytes x
+    (width of a group)**2 x groups.
     """
     model = probe.model
-    starts = window_starts(len(token_ids), plan.windows + 1, plan.window_tokens)
-    held_out, starts = starts[-1], starts[:-1]
+    windows, held_out = _windows(texts, plan)
     layout = model.layout
     moments = Moments(
         layers=layout.layers,
@@ -80,18 +81,18 @@ def calibrate(probe: Probe, token_ids: Sequence[int], plan: CalibrationPlan, pro
     rng = np.random.default_rng(plan.seed)
     queries = torch.zeros(layout.layers, model.query_heads, layout.head_dim, dtype=torch.float64)
     samples: list[tuple[np.ndarray, int]] = []
-    for index, start in enumerate(starts):
-        seen = probe.observe(list(token_ids[start : start + plan.window_tokens]))
+    for index, window in enumerate(windows):
+        seen = probe.observe(window)
         kv = seen.kv.float().numpy()
         queries += seen.query_squares
         moments.add(kv[..., FIRST_EXACT_TOKENS:, :], start_position=FIRST_EXACT_TOKENS)
-        wanted = plan.sample_blocks * (index + 1) // len(starts) - len(samples)
+        wanted = plan.sample_blocks * (index + 1) // len(windows) - len(samples)
         for block in rng.integers(1, plan.window_tokens // plan.block_tokens, wanted) * plan.block_tokens:
             samples.append((kv[..., block : block + plan.block_tokens, :].copy(), int(block)))
-        progress("windows", index + 1, len(starts))
-    key_metric = _key_metric(model, queries.numpy() / (len(starts) * plan.window_tokens))
+        progress("windows", index + 1, len(windows))
+    key_metric = _key_metric(model, queries.numpy() / (len(windows) * plan.window_tokens))
     value_metric = _value_metric(model)
-    costs = _costs(probe, list(token_ids[held_out : held_out + plan.window_tokens]), key_metric, value_metric, rng, progress)
+    costs = np.max([_costs(probe, window, key_metric, value_metric, plan.seed, progress) for window in held_out], axis=0)
     progress("transform", 0, 1)
     tables = fit_bases(
         moments,
@@ -102,7 +103,18 @@ def calibrate(probe: Probe, token_ids: Sequence[int], plan: CalibrationPlan, pro
         model_digest=model.model_digest,
     )
     progress("transform", 1, 1)
-    return _with_statistics(dataclasses.replace(tables, weights=np.array([_CONTEXT_WEIGHTS] * 2)), samples, progress)
+    return _with_statistics(tables, samples, progress)
+
+
+def _windows(texts: Sequence[Sequence[int]], plan: CalibrationPlan) -> tuple[list[list[int]], list[list[int]]]:
+    """Windows to fit to, the texts' by turns, and one more of each text to measure costs on."""
+    share = plan.windows // len(texts)
+    if not share:
+        raise ConfigError(f"{len(texts)} texts need as many windows at least, not {plan.windows}")
+    spread = [
+        [list(ids[start : start + plan.window_tokens]) for start in window_starts(len(ids), share + 1, plan.window_tokens)] for ids in texts
+    ]
+    return [windows[index] for index in range(share) for windows in spread], [windows[-1] for windows in spread]
 
 
 def window_starts(tokens: int, windows: int, window_tokens: int) -> list[int]:
@@ -144,9 +156,10 @@ def _value_metric(model: LoadedModel) -> np.ndarray:
 
 
 def _costs(
-    probe: Probe, token_ids: list[int], key_metric: np.ndarray, value_metric: np.ndarray, rng: np.random.Generator, progress: Progress
+    probe: Probe, token_ids: list[int], key_metric: np.ndarray, value_metric: np.ndarray, seed: int, progress: Progress
 ) -> np.ndarray:
-    """[2, layers]: KL divergence for noise of power 1 in the metric, of a layer's keys and of its values."""
+    """[2, layers]: KL divergence for noise of power 1 in the metric, of a layer's keys and of its values. The same noise for every text."""
+    rng = np.random.default_rng(seed)
     layers = probe.model.layout.layers
     split = min(_GAIN_PREFIX, len(token_ids) * 4 // 5)
     prefix = probe.observe(token_ids[:split]).kv

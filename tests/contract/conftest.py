@@ -21,6 +21,7 @@ from kvstore.node.config import NodeConfig
 from kvstore.node.server import NodeServer
 from kvstore.registry.view_source import StaticViews
 from kvstore.tiers.faulty import Faults, FaultyTier
+from kvstore.transport.ucx_worker import ucx_obstacle
 from kvstore.units import MIB, Bytes, milliseconds, seconds
 
 KEY_SPACE = KeySpace(Namespace("kitchen"), LayoutFingerprint(b"L" * 32))
@@ -144,8 +145,11 @@ class Store:
 
 @asynccontextmanager
 async def _serving(
-    kind: str, folder: Path, *, wire: bool = False, client_config: ClientConfig = CONFIG, **keys: Any
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, wire: bool = False, client_config: ClientConfig = CONFIG, **keys: Any
 ) -> AsyncIterator[Store]:
+    kind, _, wires = kind.partition("-")
+    if kind == "ucx":
+        monkeypatch.setenv("UCX_TLS", "shm,self,tcp" if wires == "shm" else "tcp,self")
     faults = Faults()
     defaults: dict[str, Any] = {
         "host_capacity": Bytes(32 * MIB),
@@ -160,9 +164,9 @@ async def _serving(
     proxy: Proxy | None = None
     address = server.address
     if wire:
-        proxy = Proxy(server._doors.port if kind == "tcp" else server.port)
+        proxy = Proxy(server.port if kind == "grpc" else server._doors.port)
         await proxy.start()
-        if kind == "tcp":
+        if kind != "grpc":
             server._doors.port = proxy.port  # what the node says in its greeting
         else:
             address = f"127.0.0.1:{proxy.port}"
@@ -178,11 +182,14 @@ async def _serving(
 
 
 @pytest.fixture
-def serving(tmp_path: Path) -> Callable[..., Any]:
-    """`async with serving(kind, wire=..., ...) as store`. Entered again, it finds what the last one left on the SSD, and nothing else."""
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """`async with serving(kind, wire=..., ...) as store`. "ucx" is UCX over TCP alone, "ucx-shm" over shared memory. Entered again, it
+    finds what the last one left on the SSD, and nothing else."""
 
     def make(kind: str, **keys: Any) -> Any:
-        return _serving(kind, tmp_path, **keys)
+        if kind.startswith("ucx") and ucx_obstacle() is not None:
+            pytest.skip("ucxx is not installed")
+        return _serving(kind, tmp_path, monkeypatch, **keys)
 
     return make
 

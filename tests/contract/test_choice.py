@@ -13,6 +13,9 @@ from kvstore.errors import ConfigError
 from kvstore.node.config import ShmAccess
 from kvstore.rpc.channel import ChannelPool
 from kvstore.transport import AutoTransport, Peer, TransportKind
+from kvstore.transport.ucx_worker import ucx_obstacle
+
+BEST_WIRE = TransportKind.TCP if ucx_obstacle() else TransportKind.UCX
 
 
 async def choice_of(store: Any, *kinds: str) -> Any:
@@ -34,10 +37,21 @@ def test_the_fastest_that_both_sides_allow_is_chosen_and_says_why(run: Any, serv
             assert (tcp.kind, "no shm: not allowed here" in tcp.reason) == (TransportKind.TCP, True)
             assert (await choice_of(store, "grpc")).kind is TransportKind.GRPC
         async with serving("grpc", shm=ShmAccess.OFF) as store:
+            best = await choice_of(store)
+            assert (best.kind, "no shm: the node does not offer it" in best.reason) == (BEST_WIRE, True)
+        async with serving("grpc", shm=ShmAccess.OFF, ucx=False) as store:
             tcp = await choice_of(store)
-            assert (tcp.kind, "no shm: the node does not offer it" in tcp.reason) == (TransportKind.TCP, True)
+            assert (tcp.kind, "no ucx: the node does not offer it" in tcp.reason) == (TransportKind.TCP, True)
         async with serving("grpc", shm=ShmAccess.OFF, tcp=False) as store:
             assert (await choice_of(store)).kind is TransportKind.GRPC
+
+
+def test_without_ucxx_on_this_side_there_is_no_ucx(run: Any, serving: Any, monkeypatch: Any) -> None:
+    async def test() -> None:
+        async with serving("grpc", shm=ShmAccess.OFF) as store:
+            monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+            choice = await choice_of(store)
+            assert (choice.kind, "no ucx: ucxx is not installed" in choice.reason) == (TransportKind.TCP, True)
 
     run(test())
 
@@ -61,7 +75,7 @@ def test_another_machine_is_not_asked_for_its_memory(run: Any, serving: Any, mon
         async with serving("grpc") as store:
             monkeypatch.setattr("kvstore.transport.choice.machine_identity", lambda: "elsewhere/4026531840")
             choice = await choice_of(store)
-            assert (choice.kind, "no shm: another machine" in choice.reason) == (TransportKind.TCP, True)
+            assert (choice.kind, "no shm: another machine" in choice.reason) == (BEST_WIRE, True)
 
     run(test())
 
@@ -72,6 +86,8 @@ def test_a_restarted_node_is_reached_again_by_all_of_them(run: Any, serving: Any
 
     async def test() -> None:
         for kind in TransportKind:
+            if kind is TransportKind.UCX and ucx_obstacle():
+                continue
             async with serving(kind) as store:
                 await store.put(refs, sizes)
                 first, views = store.client, store.views
@@ -92,6 +108,6 @@ def test_a_restarted_node_is_reached_again_by_all_of_them(run: Any, serving: Any
 
 def test_an_unknown_transport_is_a_config_error() -> None:
     for kinds in ((), ("carrier-pigeon",)):
-        with pytest.raises(ConfigError, match="transports must be some of shm, tcp, grpc"):
+        with pytest.raises(ConfigError, match="transports must be some of shm, ucx, tcp, grpc"):
             AutoTransport(ChannelPool(), kinds=kinds)
-    assert ClientConfig().transports == ("shm", "tcp", "grpc")
+    assert ClientConfig().transports == ("shm", "ucx", "tcp", "grpc")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,16 @@ def test_a_node_told_to_stop_hands_its_stream_over_and_one_killed_loses_nothing(
         draw = random.Random(seed)
         prompt = [draw.randrange(3, 500) for _ in range(70)]
 
-        def request(generated: list[int]) -> decode_pb2.GenerateRequest:
-            sampling = decode_pb2.Sampling(temperature=0.9, top_p=0.95, seed=5)
-            return decode_pb2.GenerateRequest(
-                namespace="n", prompt_token_ids=prompt, generated_token_ids=generated, sampling=sampling, max_tokens=300, ignore_eos=True
+        async def request(generated: list[int]) -> AsyncIterator[decode_pb2.GenerateInput]:
+            asked = decode_pb2.GenerateRequest(
+                namespace="n",
+                prompt_token_ids=prompt,
+                generated_token_ids=generated,
+                sampling=decode_pb2.Sampling(temperature=0.9, top_p=0.95, seed=5),
+                max_tokens=300,
+                ignore_eos=True,
             )
+            yield decode_pb2.GenerateInput(request=asked)
 
         async with RedisRegistry(redis_url) as registry:
             view = registry.view

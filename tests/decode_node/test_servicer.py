@@ -44,6 +44,10 @@ def request(prompt: list[int], **fields: Any) -> decode_pb2.GenerateRequest:
     return decode_pb2.GenerateRequest(prompt_token_ids=prompt, **fields)
 
 
+async def asking(request: decode_pb2.GenerateRequest) -> AsyncIterator[decode_pb2.GenerateInput]:
+    yield decode_pb2.GenerateInput(request=request)
+
+
 async def to_the_end(stream: Any) -> None:
     while await stream.read() is not grpc.aio.EOF:
         pass
@@ -65,7 +69,7 @@ def test_a_prompt_is_prefilled_published_fetched_and_answered(cluster: Callable[
                 ]
                 assert (steps[-1].done, steps[-1].published_blocks, steps[-1].prompt_blocks) == (True, 12, 12)
                 sampling = decode_pb2.Sampling(temperature=0.8, top_p=0.9, seed=2**63)
-                events = [event async for event in decoder.Generate(request(prompt, sampling=sampling))]
+                events = [event async for event in decoder.Generate(asking(request(prompt, sampling=sampling)))]
                 events = [event for event in events if event.WhichOneof("event") != "heartbeat"]
                 kinds = [event.WhichOneof("event") for event in events]
                 assert kinds == ["prefix_loaded"] + ["token"] * 6 + ["finished"]
@@ -73,7 +77,7 @@ def test_a_prompt_is_prefilled_published_fetched_and_answered(cluster: Callable[
                 assert [event.token.position for event in events[1:-1]] == list(range(6))
                 assert events[-1].finished.reason == decode_pb2.FINISH_REASON_LENGTH
                 tokens = [event.token.token_id for event in events[1:-1]]
-                rest = decoder.Generate(request(prompt, sampling=sampling, generated_token_ids=tokens[:2]))
+                rest = decoder.Generate(asking(request(prompt, sampling=sampling, generated_token_ids=tokens[:2])))
                 again = [event.token.token_id async for event in rest if event.WhichOneof("event") == "token"]
                 assert tokens[:2] + again == tokens
 
@@ -112,7 +116,7 @@ def test_a_wrong_request_is_an_invalid_argument(cluster: Callable[..., Any], fie
             async with served(c, decode) as decoder:
                 message = decode_pb2.GenerateRequest(**{"prompt_token_ids": [5, 6], "namespace": "n", "max_tokens": 4, **fields})
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await decoder.Generate(message).read()
+                    await decoder.Generate(asking(message)).read()
                 assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
                 assert says in refused.value.details()
 
@@ -126,7 +130,7 @@ def test_a_client_that_goes_away_frees_every_block(cluster: Callable[..., Any], 
             prompt = random_prompt(seed, 500)
             async with served(c, prefill) as prefiller, served(c, decode) as decoder:
                 for reads in (0, 1, 3):
-                    stream = decoder.Generate(request(prompt, max_tokens=500))
+                    stream = decoder.Generate(asking(request(prompt, max_tokens=500)))
                     for _ in range(reads):
                         await stream.read()
                     stream.cancel()
@@ -144,14 +148,14 @@ def test_a_drain_is_unavailable_to_running_and_new_calls(cluster: Callable[..., 
         async with cluster() as c:
             decode = await c.add("decode-1", Role.DECODE)
             async with served(c, decode) as decoder:
-                running = decoder.Generate(request(random_prompt(seed, 20), max_tokens=900))
+                running = decoder.Generate(asking(request(random_prompt(seed, 20), max_tokens=900)))
                 await running.read()
                 drain = asyncio.create_task(decode.drain())
                 with pytest.raises(grpc.aio.AioRpcError) as ended:
                     await asyncio.wait_for(to_the_end(running), 20)
                 assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
-                    await decoder.Generate(request([5, 6])).read()
+                    await decoder.Generate(asking(request([5, 6]))).read()
                 assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
                 await drain
 

@@ -108,10 +108,11 @@ class Cluster:
         return StoreConfig(
             host_capacity=Bytes(rng.choice((12, 24, 60)) * ALIGNMENT),
             ssd=ssd if rng.random() < 0.8 else None,
-            lease=LeaseConfig(ttl=seconds(4), max_ttl=seconds(6), max_lifetime=seconds(20), max_read=seconds(6)),
+            lease=LeaseConfig(ttl=seconds(4), max_ttl=seconds(6), max_lifetime=seconds(20), max_read=seconds(4)),
             admission=AdmissionConfig(promote_after_uses=rng.choice((1, 2))),
             policy=rng.choice(tuple(PolicyName)),
             reservation_timeout=seconds(5),
+            quotas={Namespace("b"): Bytes(20 * ALIGNMENT)} if rng.random() < 0.2 else {},
         )
 
     # --- what nodes and clients see of the world ------------------------------------------------------------------------------------------
@@ -308,7 +309,7 @@ class Cluster:
 
     def _rot(self) -> None:
         node = self.rng.choice(tuple(self.nodes.values()))
-        for _ in range(self.rng.randint(1, 3)):
+        for _ in range(self.rng.choice((1, 3, 10))):
             self.log(node.node_id, f"FLIP {node.media.flip_bit()}")
 
     def _lose_client(self) -> None:

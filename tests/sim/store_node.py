@@ -21,6 +21,7 @@ from sim.oracle import ByteOracle, Key
 from sim.timeline import Timeline
 
 from kvstore.core.events import (
+    AnswerAcquire,
     AnswerCommit,
     AnswerDelete,
     AnswerRead,
@@ -105,6 +106,7 @@ class StoreNode:
         regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
         self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
         self._tombs: set[Key] = set()
+        self._given_out: set[tuple[str, int]] = set()
         self._asleep: deque[Callable[[], None]] | None = None
 
     # --- boot, crash, freeze --------------------------------------------------------------------------------------------------------------
@@ -256,6 +258,8 @@ class StoreNode:
                 continue
             self._world.log(self.node_id, event)
             crash_at = self._rng.randrange(len(out)) if self.crash_soon and len(out) > 1 else None
+            notes = [one for one in out if isinstance(one, Note)]
+            self._just_gone = {(note.key_space, note.block.hash) for note in notes if note.kind in _GONE_FOR and note.block is not None}
             for number, instruction in enumerate(out):
                 if number == crash_at:
                     self.crash()
@@ -263,7 +267,7 @@ class StoreNode:
                 self._world.log(self.node_id, instruction)
                 self._take(instruction)
             else:
-                self._check([one for one in out if isinstance(one, Note)])
+                self._check(notes)
         self._feeding = False
 
     def _take(self, instruction: Instruction) -> None:
@@ -305,12 +309,15 @@ class StoreNode:
                     key = (asked.key_space, item.block.hash)
                     if grant.status is ReserveStatus.GRANTED:
                         assert grant.extent is not None
-                        assert grant.write_token not in self._key_of, "a write token was given out twice"
+                        self._check_fresh("write token", grant.write_token)
                         assert stock.reservations.named(grant.write_token) is not None, "granted what is not reserved any more"
                         self._key_of[grant.write_token] = key
                         self.incoming.open(grant.write_token, grant.extent)
-                    elif grant.status is ReserveStatus.EXISTS:
+                    elif grant.status is ReserveStatus.EXISTS and key not in self._just_gone:
                         assert stock.index.get(*key) is not None, "said to exist, and not there"
+            case AnswerAcquire():
+                if answer.lease_id:
+                    self._check_fresh("lease", answer.lease_id)
             case AnswerCommit():
                 assert isinstance(asked, CommitRequested)
                 for commit, status in zip(asked.items, answer.statuses, strict=True):
@@ -325,10 +332,15 @@ class StoreNode:
             case AnswerStop():
                 pass
 
+    def _check_fresh(self, kind: str, identity: int) -> None:
+        """Tokens and leases of this boot match nothing that an earlier one gave out."""
+        assert (kind, identity) not in self._given_out, f"a {kind} was given out twice"
+        self._given_out.add((kind, identity))
+
     def _start_io(self, operation: int, instruction: Instruction) -> None:
         self._io[operation] = instruction
-        slow = self.slow_disk and not isinstance(instruction, VerifyExtent) and self._rng.random() < 0.5
-        self._later(self._rng.randrange(seconds(3) if slow else milliseconds(4)), lambda: self._finish_io(operation))
+        slow = self.slow_disk and self._rng.random() < 0.3
+        self._later(self._rng.randrange(seconds(6) if slow else milliseconds(4)), lambda: self._finish_io(operation))
 
     def _finish_io(self, operation: int) -> None:
         instruction = self._io.pop(operation, None)

@@ -7,6 +7,84 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class DrainStoreRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainStoreResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class RebalanceRequest(_message.Message):
+    __slots__ = ("dry_run",)
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    dry_run: bool
+    def __init__(self, dry_run: _Optional[bool] = ...) -> None: ...
+
+class Moves(_message.Message):
+    __slots__ = ("node_id", "stripes", "blocks", "bytes")
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    node_id: str
+    stripes: int
+    blocks: int
+    bytes: int
+    def __init__(self, node_id: _Optional[str] = ..., stripes: _Optional[int] = ..., blocks: _Optional[int] = ..., bytes: _Optional[int] = ...) -> None: ...
+
+class RebalanceResponse(_message.Message):
+    __slots__ = ("moves", "surplus_blocks", "surplus_bytes")
+    MOVES_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SURPLUS_BYTES_FIELD_NUMBER: _ClassVar[int]
+    moves: _containers.RepeatedCompositeFieldContainer[Moves]
+    surplus_blocks: int
+    surplus_bytes: int
+    def __init__(self, moves: _Optional[_Iterable[_Union[Moves, _Mapping]]] = ..., surplus_blocks: _Optional[int] = ..., surplus_bytes: _Optional[int] = ...) -> None: ...
+
+class RepairStatus(_message.Message):
+    __slots__ = ("settled_epoch", "waiting_stripes", "endangered_stripes", "waiting_blocks", "waiting_bytes", "sent_blocks", "sent_bytes", "refused_blocks", "failed_blocks", "bytes_per_s", "eta_ms", "found_blocks", "dropped_blocks")
+    SETTLED_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WAITING_STRIPES_FIELD_NUMBER: _ClassVar[int]
+    ENDANGERED_STRIPES_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ETA_MS_FIELD_NUMBER: _ClassVar[int]
+    FOUND_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    settled_epoch: int
+    waiting_stripes: int
+    endangered_stripes: int
+    waiting_blocks: int
+    waiting_bytes: int
+    sent_blocks: int
+    sent_bytes: int
+    refused_blocks: int
+    failed_blocks: int
+    bytes_per_s: int
+    eta_ms: int
+    found_blocks: int
+    dropped_blocks: int
+    def __init__(self, settled_epoch: _Optional[int] = ..., waiting_stripes: _Optional[int] = ..., endangered_stripes: _Optional[int] = ..., waiting_blocks: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., refused_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., eta_ms: _Optional[int] = ..., found_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ...) -> None: ...
+
+class DrainStatus(_message.Message):
+    __slots__ = ("safe_to_stop", "blocks", "remaining_blocks", "remaining_bytes")
+    SAFE_TO_STOP_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REMAINING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    safe_to_stop: bool
+    blocks: int
+    remaining_blocks: int
+    remaining_bytes: int
+    def __init__(self, safe_to_stop: _Optional[bool] = ..., blocks: _Optional[int] = ..., remaining_blocks: _Optional[int] = ..., remaining_bytes: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -24,7 +102,7 @@ class TierStatus(_message.Message):
     def __init__(self, tier: _Optional[_Union[_store_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ...) -> None: ...
 
 class StatusResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters", "cpu_ns", "data_connections")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters", "cpu_ns", "data_connections", "repair", "drain")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +129,8 @@ class StatusResponse(_message.Message):
     COUNTERS_FIELD_NUMBER: _ClassVar[int]
     CPU_NS_FIELD_NUMBER: _ClassVar[int]
     DATA_CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_FIELD_NUMBER: _ClassVar[int]
+    DRAIN_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
@@ -63,7 +143,9 @@ class StatusResponse(_message.Message):
     counters: _containers.ScalarMap[str, int]
     cpu_ns: int
     data_connections: _containers.ScalarMap[str, int]
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., cpu_ns: _Optional[int] = ..., data_connections: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    repair: RepairStatus
+    drain: DrainStatus
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., cpu_ns: _Optional[int] = ..., data_connections: _Optional[_Mapping[str, int]] = ..., repair: _Optional[_Union[RepairStatus, _Mapping]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("key_space", "blocks")

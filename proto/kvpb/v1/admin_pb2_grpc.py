@@ -60,6 +60,16 @@ class AdminServiceStub:
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_admin__pb2.RepairProgress.FromString,
                 _registered_method=True)
+        self.Drain = channel.unary_unary(
+                '/kvpb.v1.AdminService/Drain',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.FromString,
+                _registered_method=True)
+        self.Rebalance = channel.unary_unary(
+                '/kvpb.v1.AdminService/Rebalance',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -100,6 +110,20 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Drain(self, request, context):
+        """Own nothing any more, and hand what is here to the owners in the background; Status says how far it is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rebalance(self, request, context):
+        """Compare what is here with what should be where; with dry_run only say what would move.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -127,6 +151,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Repair,
                     request_deserializer=kvpb_dot_v1_dot_admin__pb2.RepairRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_admin__pb2.RepairProgress.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.SerializeToString,
+            ),
+            'Rebalance': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rebalance,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,6 +299,60 @@ class AdminService:
             '/kvpb.v1.AdminService/Repair',
             kvpb_dot_v1_dot_admin__pb2.RepairRequest.SerializeToString,
             kvpb_dot_v1_dot_admin__pb2.RepairProgress.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Drain',
+            kvpb_dot_v1_dot_admin__pb2.DrainStoreRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.DrainStoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rebalance(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Rebalance',
+            kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,34 @@ class Sampling(_message.Message):
     logit_bias: _containers.ScalarMap[int, float]
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., seed: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ...) -> None: ...
 
+class GenerateInput(_message.Message):
+    __slots__ = ("request", "published")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_FIELD_NUMBER: _ClassVar[int]
+    request: GenerateRequest
+    published: PublishedPrefix
+    def __init__(self, request: _Optional[_Union[GenerateRequest, _Mapping]] = ..., published: _Optional[_Union[PublishedPrefix, _Mapping]] = ...) -> None: ...
+
+class PublishedPrefix(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("namespace", "token_ids")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, namespace: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PrepareResponse(_message.Message):
+    __slots__ = ("blocks",)
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    blocks: int
+    def __init__(self, blocks: _Optional[int] = ...) -> None: ...
+
 class GenerateRequest(_message.Message):
     __slots__ = ("request_id", "namespace", "prompt_token_ids", "generated_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "priority", "top_logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

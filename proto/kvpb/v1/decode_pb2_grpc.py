@@ -35,10 +35,15 @@ class DecodeServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Generate = channel.unary_stream(
+        self.Generate = channel.stream_stream(
                 '/kvpb.v1.DecodeService/Generate',
-                request_serializer=kvpb_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
+                request_serializer=kvpb_dot_v1_dot_decode__pb2.GenerateInput.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_decode__pb2.GenerateEvent.FromString,
+                _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/kvpb.v1.DecodeService/Prepare',
+                request_serializer=kvpb_dot_v1_dot_decode__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_decode__pb2.PrepareResponse.FromString,
                 _registered_method=True)
         self.Load = channel.unary_unary(
                 '/kvpb.v1.DecodeService/Load',
@@ -51,10 +56,19 @@ class DecodeServiceServicer:
     """A decode node generates tokens. It keeps no state that its successor could miss.
     """
 
-    def Generate(self, request, context):
+    def Generate(self, request_iterator, context):
         """Prompt plus tokens so far in, tokens out. A successor after a failover gets the same request with the tokens that
         the client already has in `generated_token_ids`, and goes on at the next position. Cancelling the call stops the
         work within one step. A heartbeat comes at least every 250 ms while no token does.
+        The first input is the request. While a prefill node still publishes the prompt's blocks, the others say how far it is, so that the
+        node fetches them as they come; when the caller half-closes, nothing more will be published and the node computes the rest.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Prepare(self, request, context):
+        """A stream is about to move here: have the sealed blocks of its tokens so far in the pool, where Generate finds them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -69,10 +83,15 @@ class DecodeServiceServicer:
 
 def add_DecodeServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Generate': grpc.unary_stream_rpc_method_handler(
+            'Generate': grpc.stream_stream_rpc_method_handler(
                     servicer.Generate,
-                    request_deserializer=kvpb_dot_v1_dot_decode__pb2.GenerateRequest.FromString,
+                    request_deserializer=kvpb_dot_v1_dot_decode__pb2.GenerateInput.FromString,
                     response_serializer=kvpb_dot_v1_dot_decode__pb2.GenerateEvent.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=kvpb_dot_v1_dot_decode__pb2.PrepareRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_decode__pb2.PrepareResponse.SerializeToString,
             ),
             'Load': grpc.unary_unary_rpc_method_handler(
                     servicer.Load,
@@ -92,7 +111,7 @@ class DecodeService:
     """
 
     @staticmethod
-    def Generate(request,
+    def Generate(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -102,12 +121,39 @@ class DecodeService:
             wait_for_ready=None,
             timeout=None,
             metadata=None):
-        return grpc.experimental.unary_stream(
-            request,
+        return grpc.experimental.stream_stream(
+            request_iterator,
             target,
             '/kvpb.v1.DecodeService/Generate',
-            kvpb_dot_v1_dot_decode__pb2.GenerateRequest.SerializeToString,
+            kvpb_dot_v1_dot_decode__pb2.GenerateInput.SerializeToString,
             kvpb_dot_v1_dot_decode__pb2.GenerateEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.DecodeService/Prepare',
+            kvpb_dot_v1_dot_decode__pb2.PrepareRequest.SerializeToString,
+            kvpb_dot_v1_dot_decode__pb2.PrepareResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,26 @@ class PeerServiceStub:
                 request_serializer=kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.FromString,
                 _registered_method=True)
+        self.Progress = channel.unary_unary(
+                '/kvpb.v1.PeerService/Progress',
+                request_serializer=kvpb_dot_v1_dot_peer__pb2.ProgressRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_peer__pb2.ProgressResponse.FromString,
+                _registered_method=True)
+        self.Holds = channel.unary_unary(
+                '/kvpb.v1.PeerService/Holds',
+                request_serializer=kvpb_dot_v1_dot_peer__pb2.HoldsRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_peer__pb2.HoldsResponse.FromString,
+                _registered_method=True)
+        self.CompareBuckets = channel.unary_unary(
+                '/kvpb.v1.PeerService/CompareBuckets',
+                request_serializer=kvpb_dot_v1_dot_peer__pb2.CompareRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_peer__pb2.CompareResponse.FromString,
+                _registered_method=True)
+        self.ListStripes = channel.unary_stream(
+                '/kvpb.v1.PeerService/ListStripes',
+                request_serializer=kvpb_dot_v1_dot_peer__pb2.StripesRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_peer__pb2.StripeDigests.FromString,
+                _registered_method=True)
 
 
 class PeerServiceServicer:
@@ -65,6 +85,34 @@ class PeerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Progress(self, request, context):
+        """How far this node is with the repair that falls to it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Holds(self, request, context):
+        """Which of these blocks are readable here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CompareBuckets(self, request, context):
+        """Anti-entropy: which of these buckets of stripes differ here, counting only stripes that both nodes own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListStripes(self, request, context):
+        """The stripes of one bucket that both nodes own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +125,26 @@ def add_PeerServiceServicer_to_server(servicer, server):
                     servicer.ListOwned,
                     request_deserializer=kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.SerializeToString,
+            ),
+            'Progress': grpc.unary_unary_rpc_method_handler(
+                    servicer.Progress,
+                    request_deserializer=kvpb_dot_v1_dot_peer__pb2.ProgressRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_peer__pb2.ProgressResponse.SerializeToString,
+            ),
+            'Holds': grpc.unary_unary_rpc_method_handler(
+                    servicer.Holds,
+                    request_deserializer=kvpb_dot_v1_dot_peer__pb2.HoldsRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_peer__pb2.HoldsResponse.SerializeToString,
+            ),
+            'CompareBuckets': grpc.unary_unary_rpc_method_handler(
+                    servicer.CompareBuckets,
+                    request_deserializer=kvpb_dot_v1_dot_peer__pb2.CompareRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_peer__pb2.CompareResponse.SerializeToString,
+            ),
+            'ListStripes': grpc.unary_stream_rpc_method_handler(
+                    servicer.ListStripes,
+                    request_deserializer=kvpb_dot_v1_dot_peer__pb2.StripesRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_peer__pb2.StripeDigests.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +202,114 @@ class PeerService:
             '/kvpb.v1.PeerService/ListOwned',
             kvpb_dot_v1_dot_peer__pb2.ListOwnedRequest.SerializeToString,
             kvpb_dot_v1_dot_peer__pb2.OwnedBlocks.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Progress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.PeerService/Progress',
+            kvpb_dot_v1_dot_peer__pb2.ProgressRequest.SerializeToString,
+            kvpb_dot_v1_dot_peer__pb2.ProgressResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Holds(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.PeerService/Holds',
+            kvpb_dot_v1_dot_peer__pb2.HoldsRequest.SerializeToString,
+            kvpb_dot_v1_dot_peer__pb2.HoldsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CompareBuckets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.PeerService/CompareBuckets',
+            kvpb_dot_v1_dot_peer__pb2.CompareRequest.SerializeToString,
+            kvpb_dot_v1_dot_peer__pb2.CompareResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListStripes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvpb.v1.PeerService/ListStripes',
+            kvpb_dot_v1_dot_peer__pb2.StripesRequest.SerializeToString,
+            kvpb_dot_v1_dot_peer__pb2.StripeDigests.FromString,
             options,
             channel_credentials,
             insecure,

@@ -86,7 +86,7 @@ class HelloRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class HelloResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state", "data_port", "local_door", "machine")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "data_port", "local_door", "machine", "ucx")
     NODE_ID_FIELD_NUMBER: _ClassVar[int]
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -94,6 +94,7 @@ class HelloResponse(_message.Message):
     DATA_PORT_FIELD_NUMBER: _ClassVar[int]
     LOCAL_DOOR_FIELD_NUMBER: _ClassVar[int]
     MACHINE_FIELD_NUMBER: _ClassVar[int]
+    UCX_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
@@ -101,7 +102,8 @@ class HelloResponse(_message.Message):
     data_port: int
     local_door: str
     machine: str
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ...) -> None: ...
+    ucx: bool
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ..., ucx: _Optional[bool] = ...) -> None: ...
 
 class ReserveItem(_message.Message):
     __slots__ = ("block", "payload_bytes", "ttl_ms")
@@ -114,12 +116,14 @@ class ReserveItem(_message.Message):
     def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
-    __slots__ = ("key_space", "items")
+    __slots__ = ("key_space", "items", "spare_room_only")
     KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SPARE_ROOM_ONLY_FIELD_NUMBER: _ClassVar[int]
     key_space: KeySpace
     items: _containers.RepeatedCompositeFieldContainer[ReserveItem]
-    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ...) -> None: ...
+    spare_room_only: bool
+    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., items: _Optional[_Iterable[_Union[ReserveItem, _Mapping]]] = ..., spare_room_only: _Optional[bool] = ...) -> None: ...
 
 class ReserveGrant(_message.Message):
     __slots__ = ("status", "write_token", "arena_offset", "ticket")

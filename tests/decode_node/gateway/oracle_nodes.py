@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import wraps
 from typing import Any
@@ -129,7 +129,14 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         self.prefiller: PrefillNode | None = None
         """Serves the other service of a node of both roles."""
         self.requests: list[decode_pb2.GenerateRequest] = []
+        self.published: list[list[int]] = []
+        """Of each stream: what it was told of the prefill beside it, until there was no more to come."""
+        self.prepared: list[decode_pb2.PrepareRequest] = []
+        self.preparing: Callable[[], Awaitable[None]] | None = None
+        """Awaited by each Prepare; may raise."""
         self.streams = 0
+        self.pool_blocks = 0
+        """Of what it finds, so much it says to have had itself."""
         self.script: Sequence[int] | None = None
         """Tokens of the answer instead of the oracle's; it ends after them."""
         self.token_pause_s = 0.0
@@ -156,8 +163,9 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             prefill_pb2_grpc.add_PrefillServiceServicer_to_server(self.prefiller, server)
 
     @streaming
-    async def Generate(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
+    async def Generate(self, inputs: AsyncIterator[decode_pb2.GenerateInput], context: Any) -> AsyncIterator[decode_pb2.GenerateEvent]:
         await self.while_frozen()
+        request = (await anext(inputs)).request
         self.requests.append(request)
         if self.refusal is not None:
             raise self.refusal
@@ -165,6 +173,12 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         # A cancel arrives in here as CancelledError, or as GeneratorExit when gRPC was just sending.
         over = False
         try:
+            self.published.append([])
+            telling = asyncio.ensure_future(self._told(inputs, self.published[-1]))
+            while not telling.done():
+                await asyncio.wait((telling,), timeout=0.1)
+                await self.while_frozen()
+                yield decode_pb2.GenerateEvent(heartbeat=decode_pb2.Heartbeat())
             async with aclosing(self._events(request, context)) as events:
                 async for event in events:
                     over = event.HasField("finished")
@@ -174,13 +188,19 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             if not over:
                 self.cancelled.set()
 
+    async def _told(self, inputs: AsyncIterator[decode_pb2.GenerateInput], published: list[int]) -> None:
+        async for message in inputs:
+            published.append(message.published.blocks)
+
     async def _events(self, request: decode_pb2.GenerateRequest, context: Any) -> AsyncGenerator[decode_pb2.GenerateEvent, None]:
         prompt = tuple(request.prompt_token_ids)
         chain = chain_of(
             prompt, block_tokens=BLOCK_TOKENS, root=root_hash(namespace=Namespace(request.namespace), model_digest=DIGEST, layout=LAYOUT)
         )
         held = await self.shelf.probe_prefix(KeySpace(Namespace(request.namespace), LAYOUT), chain)
-        yield decode_pb2.GenerateEvent(prefix_loaded=decode_pb2.PrefixLoaded(prompt_blocks=len(chain), store_blocks=held))
+        local = min(self.pool_blocks, held)
+        loaded = decode_pb2.PrefixLoaded(prompt_blocks=len(chain), local_blocks=local, store_blocks=held - local)
+        yield decode_pb2.GenerateEvent(prefix_loaded=loaded)
         end = request.max_tokens + (5 if self.beyond_max else 0)
         for position in range(len(request.generated_token_ids), end):
             if self.script is not None and position >= len(self.script):
@@ -214,6 +234,16 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
                 token=decode_pb2.Token(token_id=token_id, position=sent, logprobs=oracle_logprobs(request, token_id, sent))
             )
         yield decode_pb2.GenerateEvent(finished=decode_pb2.Finished(reason=decode_pb2.FINISH_REASON_LENGTH))
+
+    async def Prepare(self, request: decode_pb2.PrepareRequest, context: Any) -> decode_pb2.PrepareResponse:
+        await self.while_frozen()
+        self.prepared.append(request)
+        if self.preparing is not None:
+            try:
+                await self.preparing()
+            except LarderError as error:
+                await context.abort(status_code_of(error), str(error))
+        return decode_pb2.PrepareResponse(blocks=len(request.token_ids) // BLOCK_TOKENS)
 
     async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:
         await self.while_frozen()

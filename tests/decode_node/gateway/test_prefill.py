@@ -13,9 +13,12 @@ PROMPT = "a prompt of forty characters and no more"
 assert len(PROMPT) == 40  # 10 blocks of 4 byte tokens
 
 
-def test_a_cold_prompt_is_prefilled_and_published_before_it_is_decoded(serving) -> None:
+def test_a_cold_prompt_is_prefilled_and_the_decode_node_is_told_of_each_block(serving) -> None:
     async def scenario(kitchen) -> None:
         response = await kitchen.complete(PROMPT)
+        told = next(node.published[0] for node in kitchen.decode if node.published)
+        assert told == sorted(set(told))
+        assert told[-1] == 10
         usage = response.json()["usage"]
         assert len(kitchen.prefill[0].requests) == 1
         assert len(kitchen.shelf.hashes) == 10
@@ -44,6 +47,50 @@ def test_a_partial_hit_counts_what_was_there_before_this_requests_own_prefill(se
         usage = response.json()["usage"]
         assert len(kitchen.prefill[0].requests) == 2
         assert usage["larder"]["hit_blocks"] == 10
+
+    serving(scenario)
+
+
+def test_the_decode_node_has_the_request_while_prefill_still_publishes(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.prefill[0].hang_after_blocks = 4
+        answer = asyncio.ensure_future(kitchen.complete(PROMPT))
+        await kitchen.until(lambda: any(node.published and node.published[0][-1:] == [4] for node in kitchen.decode), "told of 4 blocks")
+        assert not answer.done()
+        assert kitchen.prefill[0].cancelled.is_set() is False
+        # The node stalls; a second one goes on from its blocks, and the same decode node hears of that.
+        assert (await answer).json()["choices"][0]["text"] == kitchen.expected_text(PROMPT, 1, 20)
+        (told,) = [node.published[0] for node in kitchen.decode if node.published]
+        assert told[-1] == 10
+        assert len(kitchen.prefill[1].requests) == 1
+
+    serving(scenario, prefill_nodes=2)
+
+
+def test_a_decode_node_lost_while_prefill_publishes_is_replaced_and_its_successor_told(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.prefill[0].hang_after_blocks = 4
+        answer = asyncio.ensure_future(kitchen.complete(PROMPT))
+        await kitchen.until(lambda: any(node.published and node.published[0][-1:] == [4] for node in kitchen.decode), "told of 4 blocks")
+        (first,) = [node for node in kitchen.decode if node.published]
+        (second,) = [node for node in kitchen.decode if node is not first]
+        await first.kill()
+        response = (await answer).json()
+        assert response["choices"][0]["text"] == kitchen.expected_text(PROMPT, 1, 20)
+        assert second.published[0][0] == 4
+        assert response["usage"]["larder"]["failovers"] == 1
+
+    serving(scenario)
+
+
+def test_usage_tells_pool_from_store(serving) -> None:
+    async def scenario(kitchen) -> None:
+        cold = (await kitchen.complete(PROMPT)).json()["usage"]["larder"]
+        assert (cold["hit_blocks"], cold["pool_blocks"], cold["store_blocks"]) == (0, 0, 0)
+        for node in kitchen.decode:
+            node.pool_blocks = 3
+        hit = (await kitchen.complete(PROMPT)).json()["usage"]["larder"]
+        assert (hit["hit_blocks"], hit["pool_blocks"], hit["store_blocks"]) == (10, 3, 7)
 
     serving(scenario)
 

@@ -203,6 +203,41 @@ def test_writing_in_place_needs_contiguous_writable_memory(make_codec: Make, mak
             assert failure.value.reason == "not_in_place"
 
 
+@pytest.mark.parametrize("entropy", [True, False])
+@pytest.mark.parametrize("rung", RUNGS)
+def test_a_payload_is_written_into_the_caller_s_memory_where_there_is_room(
+    make_codec: Make, make_block: Block, rung: Rung, entropy: bool
+) -> None:
+    codec = make_codec(rung, entropy=entropy)
+    block = make_block(codec)
+    for start_position in (0, 32):
+        arena = bytearray(b"\xa5" * (codec.max_payload_bytes + 7))
+        size = codec.encode_into(block, memoryview(arena)[3:-4], start_position=start_position)
+        assert arena[3 : 3 + size] == codec.encode(block, start_position=start_position)
+        assert arena[:3] + arena[-4:] == b"\xa5" * 7
+    for memory in (bytearray(codec.max_payload_bytes - 1), memoryview(bytes(codec.max_payload_bytes))):
+        with pytest.raises(CodecFailure) as failure:
+            codec.encode_into(block, memory, start_position=0)
+        assert failure.value.reason == "no_room"
+
+
+def test_choices_that_a_rung_does_not_have_are_a_configuration_error() -> None:
+    layout = Layout(layers=2, kv_heads=1, head_dim=16, dtype="bfloat16")
+    for choice in ({"group": 60}, {"group": 0}, {"exact_tokens": -1}, {"layer_rungs": {2: Rung.INT8}}, {"layer_rungs": {0: Rung.RAW}}):
+        with pytest.raises(ConfigError):
+            BlockCodec(layout, model_digest=bytes(32), rung=Rung.INT4, **choice)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        BlockCodec(layout, model_digest=bytes(32), rung=Rung.FP8, layer_rungs={0: Rung.INT8})
+
+
+def test_a_layer_with_a_finer_rung_has_its_error(make_block: Block) -> None:
+    layout = Layout(layers=3, kv_heads=2, head_dim=64, dtype="bfloat16")
+    codec = BlockCodec(layout, model_digest=bytes(32), rung=Rung.INT4, layer_rungs={1: Rung.INT8})
+    block = make_block(codec)
+    error = np.abs(widen(decoded(codec, codec.encode(block, start_position=32)), "bfloat16") - widen(block, "bfloat16"))
+    assert error[1].mean() * 5 < min(error[0].mean(), error[2].mean())
+
+
 def test_payloads_are_read_from_any_buffer_at_any_offset(make_codec: Make, make_block: Block) -> None:
     for rung in RUNGS:
         codec = make_codec(rung)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kvstore.codec.block_format import HEADER_BYTES, KLT_VERSION, MAGIC, VERSION, BlockHeader, Rung, read_header, verify, write_header
+from kvstore.codec.block_format import HEADER_BYTES, MAGIC, VERSION, BlockHeader, Rung, read_header, verify, write_header
 from kvstore.errors import CorruptPayload, UnsupportedFormat
 from kvstore.ids import LayoutFingerprint
 
@@ -24,9 +24,10 @@ SMALL = BlockHeader(
     max_abs_error=0.5,
     rms_error=0.25,
     packed=0,
-    section_bytes=(128, 24 - 8, 32, 32),
+    section_bytes=(128, 32, 28, 24),
     model_digest=b"m" * 32,
     layout_fingerprint=LayoutFingerprint(b"l" * 32),
+    widths=((8, 7), (8, 7)),
 )
 
 OFFSETS = {
@@ -47,13 +48,16 @@ OFFSETS = {
     "rms_error": (36, "<f"),
     "body_bytes": (40, "<Q"),
     "unpacked_bytes": (48, "<Q"),
-    "keys_bytes": (72, "<Q"),
+    "keys_bytes": (64, "<Q"),
+    "step": (152, "<I"),
+    "calibration": (156, "<Q"),
+    "bits": (188, "<B"),
 }
 
 
 def payload_of(header: BlockHeader) -> bytearray:
-    sections = tuple(bytes([index] * size) for index, size in enumerate(header.section_bytes))
-    return bytearray(write_header(header, sections) + b"".join(sections))
+    body = b"".join(bytes([index] * size) for index, size in enumerate(header.section_bytes))
+    return bytearray(write_header(header, body) + body)
 
 
 def with_field(name: str, value: float) -> bytearray:
@@ -72,18 +76,24 @@ def test_a_header_reads_back_as_it_was_written() -> None:
 
 
 def test_a_header_costs_few_bytes() -> None:
-    assert HEADER_BYTES == 160
+    assert HEADER_BYTES == 196
 
 
-def test_a_newer_version_is_refused_and_the_known_ones_are_named() -> None:
-    with pytest.raises(UnsupportedFormat, match=f"version {KLT_VERSION + 1} is not known here; known: {VERSION} and {KLT_VERSION}"):
-        read_header(with_field("version", KLT_VERSION + 1))
+def test_a_newer_version_is_refused_and_the_known_one_is_named() -> None:
+    with pytest.raises(UnsupportedFormat, match=f"version {VERSION + 1} is not known here; known: {VERSION}"):
+        read_header(with_field("version", VERSION + 1))
 
 
 @pytest.mark.parametrize("name", ["rung", "dtype"])
 def test_an_unknown_code_is_refused_and_the_known_ones_are_named(name: str) -> None:
     with pytest.raises(UnsupportedFormat, match=r"code 200 is not known here; known: 1 \("):
         read_header(with_field(name, 200))
+
+
+@pytest.mark.parametrize("bits", [3, 9])
+def test_codes_of_a_width_that_no_kernel_knows_are_refused(bits: int) -> None:
+    with pytest.raises(UnsupportedFormat, match="4 to 8 bits"):
+        read_header(with_field("bits", bits))
 
 
 @pytest.mark.parametrize(("name", "value"), [("reserved", 1), ("packed", 16)])
@@ -103,6 +113,10 @@ def test_unknown_flags_are_refused(name: str, value: int) -> None:
         ("head_dim", 65535),
         ("group", 0),
         ("group", 65535),
+        ("group", 60),
+        ("step", 1),
+        ("calibration", 1),
+        ("bits", 4),
         ("exact_tokens", 9),
         ("start_position", 1),
         ("start_position", 2**64 - 8),
@@ -121,8 +135,8 @@ def test_a_field_that_cannot_be_is_a_corrupt_payload(name: str, value: float) ->
 
 
 def test_a_block_of_more_than_four_gibibytes_is_refused_before_anything_is_allocated() -> None:
-    payload = payload_of(SMALL)
-    for name, value in (("layers", 4096), ("kv_heads", 4096), ("block_tokens", 4096), ("head_dim", 4096)):
+    payload = payload_of(dataclasses.replace(SMALL, rung=Rung.RAW, widths=(), group=0, exact_tokens=8, section_bytes=(256, 0, 0, 0)))
+    for name, value in (("layers", 4096), ("kv_heads", 4096), ("block_tokens", 4096), ("head_dim", 4096), ("exact_tokens", 4096)):
         struct.pack_into(OFFSETS[name][1], payload, OFFSETS[name][0], value)
     with pytest.raises(CorruptPayload, match="allowed are 1073741824"):
         read_header(payload)

@@ -104,7 +104,7 @@ def test_a_payload_whose_checksum_fits_but_whose_section_does_not_unpack_is_corr
     payload = codec.encode(make_block(codec), start_position=0)
     header = read_header(payload)
     garbage = payload[HEADER_BYTES : HEADER_BYTES + 20] + bytes(header.section_bytes[0] - 20)
-    forged = write_header(header, (garbage, b"", b"", b"")) + garbage
+    forged = write_header(header, garbage) + garbage
     out = np.full((3, 2, 2, 32, 64), 7, np.uint16)
     with pytest.raises(CorruptPayload, match="does not unpack"):
         codec.decode_into(forged, out)

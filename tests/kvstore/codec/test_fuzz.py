@@ -122,7 +122,8 @@ def test_a_forged_body_under_a_fitting_checksum_never_crashes_the_decoder(sample
         for at in data.draw(st.lists(st.integers(0, max(size - 1, 0)), max_size=4 if size else 0)):
             section[at] = data.draw(st.integers(0, 255))
         sections.append(bytes(section))
-    forged = write_header(header, tuple(sections)) + b"".join(sections)
+    body = b"".join(sections)
+    forged = write_header(header, body) + body
     out = np.empty(block.shape, np.uint16)
     try:
         CODECS[Rung.RAW].decode_into(forged, out)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from numba.core import caching
 
 from kvstore.codec import BlockCodec, Rung, compilation, kernels, warm_up
-from kvstore.codec.block_codec import FIRST_EXACT_TOKENS, GROUP
-from kvstore.codec.block_format import BITS, HEADER_BYTES
-from kvstore.codec.reference import canonical, lossy_sections, measured_error, narrow
+from kvstore.codec.block_format import BITS, plane_bytes, read_header
+from kvstore.codec.reference import canonical, measured_error, narrow, pack_plane, sections, unpack_plane
 from kvstore.core.layout import KvDtype, Layout
 
 
@@ -36,26 +35,65 @@ def odd_block(rng: np.random.Generator, layout: Layout, *, magnitude: float) -> 
     tokens=st.sampled_from([1, 2, 4, 5, 7, 16, 32, 64, 65, 130]),
     head_dim=st.sampled_from([1, 2, 3, 8, 63, 64, 65, 80, 129]),
     first=st.booleans(),
+    group=st.sampled_from([64, 8, 24]),
+    exact_tokens=st.sampled_from([4, 0, 1, 7]),
+    finer=st.booleans(),
     magnitude=st.sampled_from([1e-30, 1e-6, 1e-3, 1.0, 100.0, 5000.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(rung=Rung.INT4, dtype="float16", layers=1, kv_heads=1, tokens=32, head_dim=64, first=False, magnitude=3e-5, seed=1)
+@example(
+    rung=Rung.INT4,
+    dtype="float16",
+    layers=1,
+    kv_heads=1,
+    tokens=32,
+    head_dim=64,
+    first=False,
+    group=64,
+    exact_tokens=4,
+    finer=False,
+    magnitude=3e-5,
+    seed=1,
+)
 def test_kernels_equal_the_numpy_reference_bit_for_bit(
-    rung: Rung, dtype: KvDtype, layers: int, kv_heads: int, tokens: int, head_dim: int, first: bool, magnitude: float, seed: int
+    rung: Rung,
+    dtype: KvDtype,
+    layers: int,
+    kv_heads: int,
+    tokens: int,
+    head_dim: int,
+    first: bool,
+    group: int,
+    exact_tokens: int,
+    finer: bool,
+    magnitude: float,
+    seed: int,
 ) -> None:
     layout = Layout(layers=layers, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype, block_tokens=tokens)
-    codec = BlockCodec(layout, model_digest=bytes(32), rung=rung, entropy=False)
+    codec = BlockCodec(
+        layout,
+        model_digest=bytes(32),
+        rung=rung,
+        entropy=False,
+        group=group,
+        exact_tokens=exact_tokens,
+        layer_rungs={layers - 1: Rung.INT8} if finer else {},
+    )
     block = odd_block(np.random.default_rng(seed), layout, magnitude=magnitude)
-    exact = min(FIRST_EXACT_TOKENS, tokens) if first else 0
+    exact = min(exact_tokens, tokens) if first else 0
     payload = codec.encode(block, start_position=0 if first else tokens)
 
     raw = block[..., :exact, :].tobytes()
+    stored = read_header(payload)
+    body = payload[stored.header_bytes :]
+    assert (stored.group, stored.exact_tokens) == (group, exact)
+    assert stored.widths[-1] == ((8, 7) if finer else BITS[rung])
     if exact < tokens:
-        sections = lossy_sections(block, dtype=dtype, exact=exact, group=GROUP, bits=BITS[rung])
-        assert payload[HEADER_BYTES:] == raw + b"".join(sections)
-        wanted = canonical(block, dtype=dtype, exact=exact, group=GROUP, bits=BITS[rung])
+        side, keys, values = sections(block, dtype=dtype, exact=exact, group=group, widths=stored.widths)
+        assert body == raw + keys + values + side
+        wanted = canonical(block, dtype=dtype, exact=exact, group=group, widths=stored.widths)
     else:
-        assert payload[HEADER_BYTES:] == raw
+        assert body == raw
         wanted = block
 
     decoded = np.empty_like(block)
@@ -78,7 +116,16 @@ def test_every_float16_is_widened_and_narrowed_as_numpy_does() -> None:
     codec = BlockCodec(layout, model_digest=bytes(32), rung=Rung.INT8)
     decoded = np.empty_like(block)
     codec.decode_into(codec.encode(block, start_position=1024), decoded)
-    assert decoded.tobytes() == canonical(block, dtype="float16", exact=0, group=GROUP, bits=8).tobytes()
+    assert decoded.tobytes() == canonical(block, dtype="float16", exact=0, group=64, widths=[(8, 7)]).tobytes()
+
+
+@pytest.mark.parametrize("bits", [4, 5, 6, 7, 8])
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1000])
+def test_a_packed_plane_gives_its_codes_back_and_takes_their_bits(bits: int, count: int) -> None:
+    codes = np.random.default_rng(count).integers(0, 1 << bits, count, dtype=np.uint8)
+    packed = pack_plane(codes, bits)
+    assert packed.size == plane_bytes(count, bits) <= -(-count // 8) * bits
+    assert (unpack_plane(packed, bits, count=count) == codes).all()
 
 
 def test_without_a_place_for_the_cache_a_kernel_is_compiled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +154,7 @@ def test_a_full_disk_does_not_stop_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
 
         return call
 
-    for name in ("largest_bits", "quantize", "dequantize"):
+    for name in ("largest_bits_of_half", "largest_bits_of_single", "quantize", "dequantize"):
         monkeypatch.setattr(kernels, name, fails_once(getattr(kernels, name)))
     warm_up()
     assert len(failures) == 4
@@ -115,10 +162,11 @@ def test_a_full_disk_does_not_stop_the_warm_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_warming_up_twice_costs_nothing_the_second_time() -> None:
     warm_up()
-    compiled = len(kernels.quantize.signatures), len(kernels.dequantize.signatures), len(kernels.largest_bits.signatures)
+    for kernel in (kernels.quantize, kernels.dequantize, kernels.largest_bits_of_half, kernels.largest_bits_of_single):
+        assert len(kernel.signatures) == 1
     warm_up()
-    assert compiled == (1, 1, 2)
-    assert compiled == (len(kernels.quantize.signatures), len(kernels.dequantize.signatures), len(kernels.largest_bits.signatures))
+    for kernel in (kernels.quantize, kernels.dequantize, kernels.largest_bits_of_half, kernels.largest_bits_of_single):
+        assert len(kernel.signatures) == 1
 
 
 def test_a_process_that_warms_up_waits_for_another_that_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvstore.codec import BlockCodec, Rung, read_header
-from kvstore.codec.klt import KltTransform, _exact_product
+from kvstore.codec import BlockCodec, Rung, klt_reference, klt_rotation, read_header
+from kvstore.codec.klt import KltTransform, _exact_product, _strips
 from kvstore.codec.klt_rotation import rotations, unrotated
 from kvstore.codec.klt_tables import KltTables, load_tables, save_tables, tables_from_bytes
 from kvstore.codec.reference import widen
@@ -84,26 +84,30 @@ def test_the_weighted_error_of_each_coefficient_is_about_a_step(make_tables: Tab
         assert all((a != b).mean() < 0.02 for a, b in zip(quantized, again, strict=True))
 
 
-@pytest.mark.parametrize("factor", [1, 3, 40, 1000])
-def test_a_product_too_large_for_single_precision_is_rounded_once(make_tables: Tables, factor: int) -> None:
-    transform = KltTransform(make_tables(LAYOUT))
-    rows = transform.parts(transform.coefficients(correlated(LAYOUT), start_position=0, step=1))[0][0] * factor
-    basis = make_tables(LAYOUT).bases[0][0][: len(rows)].astype(np.float32)
+@pytest.mark.parametrize("largest", [1, 2000, 32767])
+def test_a_product_is_exact_and_rounded_once_however_large(make_tables: Tables, largest: int) -> None:
+    basis = make_tables(LAYOUT).bases[0][0]
+    rows = np.random.default_rng(largest).integers(-largest, largest + 1, (len(basis), 16), dtype=np.int16)
+    rows[:, 0] = np.where(basis[:, 0] < 0, -largest, largest)
     exact = rows.T.astype(np.int64) @ basis.astype(np.int64)
-    assert factor < 1000 or np.abs(exact).max() > 1 << 24
-    assert (_exact_product(rows, basis, np.abs(basis.astype(float)).max(axis=1)) == exact.astype(np.float32)).all()
+    assert largest < 32767 or np.abs(exact).max() > 1 << 24
+    for limit in (np.abs(basis.astype(np.float32)).max(axis=1), np.full(len(basis), 1e9, np.float32)):  # by 32-bit and by 64-bit sums
+        assert (_exact_product(rows, basis, _strips(basis), limit) == exact.astype(np.float32)).all()
 
 
-def test_the_order_of_the_sums_does_not_matter(make_tables: Tables) -> None:
-    """What makes payloads and decoded blocks equal on every machine: permuting the components permutes the sums, and no bit moves."""
+@pytest.mark.parametrize("start_position", [0, 48, 1 << 19])
+def test_duals_and_decoded_blocks_equal_the_numpy_reference_bit_for_bit(make_tables: Tables, start_position: int) -> None:
     tables = make_tables(LAYOUT)
     transform = KltTransform(tables)
-    keys, _ = transform.coefficients(correlated(LAYOUT), start_position=16, step=1)
-    basis = tables.bases[0][0].astype(np.float32)
-    rows = keys[: len(basis)].astype(np.float32)
-    order = np.random.default_rng(0).permutation(len(basis))
-    assert (rows.T @ basis == rows[order].T @ basis[order]).all()
-    assert (rows.T @ basis == (rows.T.astype(np.int64) @ basis.astype(np.int64))).all()
+    block = correlated(LAYOUT)
+    assert (
+        klt_rotation.duals(block, tables, start_position=start_position)
+        == klt_reference.duals(block, tables, start_position=start_position)
+    ).all()
+    for step in (1, 6):
+        parts = transform.parts(transform.coefficients(block, start_position=start_position, step=step))
+        wanted = klt_reference.block(parts, tables, start_position=start_position, step=step)
+        assert transform.block(parts, start_position=start_position, step=step).tobytes() == wanted.astype(np.float32).tobytes()
 
 
 def test_a_reader_without_the_tables_says_which_it_needs(make_tables: Tables) -> None:

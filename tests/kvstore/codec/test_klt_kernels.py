@@ -8,18 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.codec import klt_kernels, klt_reference
+from kvstore.codec.klt import _entries, _exact_product, _strips
 from kvstore.codec.klt_fit import default_statistics, fitted_frequencies
 
-WEIGHTS = np.array([16, 24, 12, 204])
+WEIGHTS = np.array([24, 232], np.float32) / np.float32(256)
 
 
 def tables(frequencies: np.ndarray, shifts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     starts = np.cumsum(frequencies, axis=1) - frequencies
-    slots = np.stack([np.repeat(np.arange(klt_kernels.SYMBOLS, dtype=np.uint8), row) for row in frequencies])
-    return starts, frequencies, shifts.astype(np.int64), slots
+    entries = np.stack([_entries(*rows) for rows in zip(starts, frequencies, shifts, strict=True)])
+    return starts, frequencies, shifts.astype(np.int64), entries
 
 
-STARTS, FREQUENCIES, SHIFTS, SLOTS = tables(*(part[0] for part in default_statistics()))
+STARTS, FREQUENCIES, SHIFTS, ENTRIES = tables(*(part[0] for part in default_statistics()))
 
 
 def written(rows: np.ndarray, parts: np.ndarray, used: np.ndarray, means: np.ndarray) -> np.ndarray:
@@ -30,8 +31,8 @@ def written(rows: np.ndarray, parts: np.ndarray, used: np.ndarray, means: np.nda
 
 
 def read(words: np.ndarray, parts: np.ndarray, used: np.ndarray, means: np.ndarray, tokens: int) -> np.ndarray | None:
-    out = np.zeros((int(parts[-1]), tokens), np.float32)
-    fine = klt_kernels.read_stream(words, parts, used, means, WEIGHTS, STARTS, FREQUENCIES, SHIFTS, SLOTS, out)
+    out = np.zeros((int(parts[-1]), tokens), np.int16)
+    fine = klt_kernels.read_stream(words, parts, used, means, WEIGHTS, ENTRIES, SHIFTS, out)
     return out if fine else None
 
 
@@ -40,7 +41,7 @@ def sample(seed: int, *, tokens: int, spread: float) -> tuple[np.ndarray, np.nda
     parts = np.array([0, 9, 23])
     scale = np.exp(rng.normal(0, spread, 23)) * np.repeat([30.0, 1.0], [9, 14])
     rows = np.clip(np.rint(rng.laplace(0, scale[:, None], (23, tokens))), -32767, 32767).astype(np.int16)
-    means = np.clip(np.rint(scale * 256), 1, klt_kernels.MAX_MEAN).astype(np.int64)
+    means = np.maximum(scale, klt_kernels.LEAST_MEAN).astype(np.float32)
     return rows, parts, np.array([9, 11]), means
 
 
@@ -53,7 +54,7 @@ def test_a_stream_has_the_words_of_its_definition_and_reads_back(tokens: int, sp
         operation
         for first, count in zip(parts, used, strict=False)
         for operation in klt_reference.operations(
-            rows[first : first + count], means[first : first + count].tolist(), WEIGHTS.tolist(), FREQUENCIES, SHIFTS.tolist()
+            rows[first : first + count], means[first : first + count], WEIGHTS, FREQUENCIES, SHIFTS.tolist()
         )
     ]
     assert words.tolist() == klt_reference.stream(coded)
@@ -64,10 +65,10 @@ def test_a_stream_has_the_words_of_its_definition_and_reads_back(tokens: int, sp
 
 
 @pytest.mark.parametrize("value", [-32767, -1000, -1, 0, 1, 15, 16, 32767])
-@pytest.mark.parametrize("mean", [1, 256, 1 << 16, klt_kernels.MAX_MEAN])
-def test_any_coefficient_can_follow_any_expectation(value: int, mean: int) -> None:
+@pytest.mark.parametrize("mean", [klt_kernels.LEAST_MEAN, 1.0, 256.0, klt_kernels.MAX_MEAN])
+def test_any_coefficient_can_follow_any_expectation(value: int, mean: float) -> None:
     rows = np.full((6, 5), value, np.int16)
-    parts, used, means = np.array([0, 6]), np.array([6]), np.full(6, mean)
+    parts, used, means = np.array([0, 6]), np.array([6]), np.full(6, mean, np.float32)
     back = read(written(rows, parts, used, means), parts, used, means, 5)
     assert back is not None
     assert (back == rows).all()
@@ -76,7 +77,7 @@ def test_any_coefficient_can_follow_any_expectation(value: int, mean: int) -> No
 def test_no_room_is_told_and_nothing_is_written_before_the_buffer() -> None:
     rows, parts, used, means = sample(0, tokens=32, spread=1.0)
     whole = written(rows, parts, used, means).size
-    for size in (0, 7, whole // 2, whole - 1):
+    for size in (0, 15, whole // 2, whole - 1):
         buffer = np.full(size + 4, 7, np.uint16)
         assert klt_kernels.write_stream(rows, parts, used, means, WEIGHTS, STARTS, FREQUENCIES, SHIFTS, buffer[4:]) == -1
         assert (buffer[:4] == 7).all()
@@ -110,7 +111,18 @@ def test_fitted_tables_cost_no_more_than_the_default_ones_on_what_they_were_fitt
     assert histogram.sum() == used.sum() * 512
     starts, frequencies, shifts, _ = tables(*(part[0] for part in fitted_frequencies([histogram, histogram])))
     assert (frequencies.sum(axis=1) == klt_kernels.TOTAL).all()
-    assert (frequencies >= 1).all()
+    assert (frequencies[:, klt_kernels.ESCAPE] >= 1).all()
+    assert (frequencies[:, 1 : klt_kernels.ESCAPE : 2] - frequencies[:, 2 : klt_kernels.ESCAPE : 2] <= 1).all()
     words = np.empty(rows.size * 4 + 64, np.uint16)
     start = klt_kernels.write_stream(rows, parts, used, means, WEIGHTS, starts, frequencies, shifts, words)
     assert words.size - start < 0.95 * written(rows, parts, used, means).size
+
+
+@pytest.mark.parametrize(("tokens", "components", "width"), [(1, 1, 1), (3, 5, 16), (32, 600, 40), (28, 513, 15)])
+def test_a_product_of_pairs_is_the_product_of_integers(tokens: int, components: int, width: int) -> None:
+    rng = np.random.default_rng(width)
+    rows = rng.integers(-900, 900, (components, tokens), dtype=np.int16)
+    basis = rng.integers(-2047, 2048, (components + 3, width), dtype=np.int16)
+    limits = np.abs(basis.astype(np.float32)).max(axis=1)
+    product = _exact_product(rows, basis, _strips(basis), limits)
+    assert (product == (rows.T.astype(np.int64) @ basis[:components].astype(np.int64)).astype(np.float32)).all()

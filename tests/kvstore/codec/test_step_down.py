@@ -24,7 +24,8 @@ def decoded(codec: BlockCodec, payload: bytes) -> np.ndarray:
 
 @pytest.mark.parametrize("start_position", [0, 32])
 @pytest.mark.parametrize(
-    ("finer", "coarser"), [((Rung.INT8, 4), (Rung.INT4, 4)), ((Rung.KLT, 2), (Rung.KLT, 6)), ((Rung.KLT, 3), (Rung.KLT, 3))]
+    ("finer", "coarser"),
+    [((Rung.INT8, 4), (Rung.INT4, 4)), ((Rung.INT6, 4), (Rung.INT5, 4)), ((Rung.KLT, 2), (Rung.KLT, 6)), ((Rung.KLT, 3), (Rung.KLT, 3))],
 )
 def test_a_payload_steps_down_within_the_error_that_it_states(
     make_codec: Make, make_block: Block, finer: tuple[Rung, int], coarser: tuple[Rung, int], start_position: int
@@ -47,12 +48,12 @@ def test_a_payload_steps_down_within_the_error_that_it_states(
 def test_dropped_planes_stay_within_half_a_step_of_the_new_scale() -> None:
     rng = np.random.default_rng(0)
     spread = rng.choice([2, 10, 40, 120], (3, 1, 5))
-    codes = (np.clip(np.rint(rng.normal(0, 1, (3, 70, 5)) * spread), -127, 127) + 128).astype(np.uint8)
+    steps = np.rint(rng.normal(0, 1, (3, 70, 5)) * spread).astype(np.int32) + rng.choice([0, 900], (3, 1, 5))
     scale_codes = rng.integers(0, 200, (3, 2, 5)).astype(np.uint8)
-    scales, zeros, kept = dropped(scale_codes, codes, axis=1, group=64)
+    scales, zeros, kept = dropped(scale_codes, steps, axis=1, group=64, bits=4)
     assert kept.max() <= 15
     old, new = (scale_of(part).repeat(64, axis=1)[:, :70] for part in (scale_codes, scales))
-    moved = (kept.astype(float) + zeros.repeat(64, axis=1)[:, :70]) * new - (codes.astype(float) - 128) * old
+    moved = (kept.astype(float) + zeros.repeat(64, axis=1)[:, :70]) * new - steps * old
     assert (np.abs(moved) <= new / 2).all()
 
 

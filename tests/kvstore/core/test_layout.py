@@ -21,6 +21,7 @@ LAYOUT = Layout(layers=30, kv_heads=3, head_dim=64, dtype="bfloat16", rope=(("th
         {"rope": (("theta", "10000"), ("type", "default"))},
         {"rope": ()},
         {"tensor_parallel": 3},
+        {"precision": "int8"},
     ],
 )
 def test_each_part_of_the_layout_changes_the_fingerprint(changed: dict) -> None:

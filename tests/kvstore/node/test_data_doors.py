@@ -11,11 +11,23 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from kvstore.core.events import ReadStatus
 from kvstore.ids import BOOT_ID_BYTES
 from kvstore.node import data_connection
 from kvstore.node.config import ShmAccess
-from kvstore.transport.frames import HEADER_BYTES, MAX_BODY_BYTES, FrameKind, Header, ReadBody, WriteItem, pack_write_body, unpack_tokens
+from kvstore.transport.frames import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    FrameKind,
+    Header,
+    ReadBody,
+    UcxPart,
+    WriteItem,
+    pack_write_body,
+    unpack_tokens,
+)
 from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, Ticket, proof_of
+from kvstore.transport.ucx_worker import open_worker, ucx_obstacle
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
 
 PAYLOAD_BYTES = 20_000
@@ -182,6 +194,10 @@ def test_a_ticket_covers_no_block_outside_its_lease_and_ends_with_its_time(servi
         (Header(FrameKind.ARENA, 0, 0).pack(), "garbage"),
         (Header(FrameKind.PAYLOAD, 0, 0).pack(), "garbage"),
         (Header(FrameKind.READ, 7, 200).pack(), "replay"),
+        (Header(FrameKind.UCX, 0, 5).pack(), "bad_length"),
+        (Header(FrameKind.FETCH, 0, 60).pack() + bytes(60), "bad_length"),
+        (Header(FrameKind.FETCH, 0, 60).pack() + b"\xff" * 60, "bad_length"),
+        (Header(FrameKind.PUSH, 0, 200).pack() + UcxPart(1, b"a" * 100).pack() + b"\xff" * 90, "bad_length"),
     ],
 )
 def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage, reason):
@@ -193,6 +209,54 @@ def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage
             assert _refused(server) == {reason: 1}
 
     asyncio.run(test())
+
+
+@pytest.mark.skipif(ucx_obstacle() is not None, reason="ucxx is not installed")
+def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, payload, key_space, raw):
+    """UCX ends the process over an address that is none."""
+
+    async def test():
+        async with serving() as (server, client), raw(server) as connect:
+            refs = chain("a", 2)
+            await client.store(refs)
+            acquired = await client.acquire(refs)
+            [grant] = await client.reserve(chain("b", 1))
+            ticket, stolen = Ticket.from_bytes(acquired.ticket), Ticket(Ticket.from_bytes(acquired.ticket).expires_at, bytes(32))
+            body = UcxPart(7, b"garbage" * 20).pack() + ReadBody(acquired.lease_id, ticket.expires_at, key_space, (refs[0].hash,)).pack()
+            items = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, Ticket.from_bytes(grant.ticket).expires_at)])
+            thief = await connect()
+            await thief.send(thief.request(FrameKind.FETCH, body, [stolen]))
+            assert await thief.closed()
+            thief = await connect()
+            await thief.send(thief.request(FrameKind.PUSH, UcxPart(7, b"garbage" * 20).pack() + items, [ticket]))
+            assert await thief.closed()
+            assert _refused(server) == {"bad_ticket": 2}
+
+            overheard = await connect()
+            worker = await open_worker(net_devices="lo")
+            body = UcxPart(7, worker.address).pack() + body[len(UcxPart(7, b"garbage" * 20).pack()) :]
+            request = overheard.request(FrameKind.FETCH, body, [ticket])
+            await overheard.send(request)
+            assert (await overheard.receive(HEADER_BYTES + 1))[-1] == ReadStatus.OK
+            taken = memoryview(bytearray(PAYLOAD_BYTES))
+            way = worker.connect(await _ucx_address(await connect()))
+            await asyncio.wait_for(way.receive(taken, 7), 20)
+            assert bytes(taken) == payload(refs[0])
+            await overheard.send(request)
+            assert await overheard.closed()
+            elsewhere = await connect()
+            await elsewhere.send(request)
+            assert await elsewhere.closed()
+            assert _refused(server) == {"bad_ticket": 3, "replay": 1}
+            worker.close()
+
+    asyncio.run(test())
+
+
+async def _ucx_address(raw_client):
+    await raw_client.send(Header(FrameKind.UCX, 0, 0).pack())
+    header = Header.unpack(await raw_client.receive(HEADER_BYTES))
+    return await raw_client.receive(header.length)
 
 
 def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch):

@@ -11,9 +11,7 @@ from kvstore.errors import ConfigError
 from kvstore.units import KIB, MIB, Bytes
 
 
-def test_hot_blocks_are_copied_to_the_gpu_and_read_back_from_it_when_the_host_copy_has_gone(
-    serving, chain, chain_filler, tiers_of
-):
+def test_hot_blocks_are_copied_to_the_gpu_and_read_back_from_it_when_the_host_copy_has_gone(serving, chain, chain_filler, tiers_of):
     async def scenario():
         refs = chain("hot", 8)
         async with serving(gpu_device="cpu", gpu_capacity=Bytes(MIB), host_capacity=Bytes(512 * KIB)) as (server, client):

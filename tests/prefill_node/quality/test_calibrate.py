@@ -41,7 +41,7 @@ def probe(tiny: Callable[..., LoadedModel]) -> Probe:
 @pytest.fixture(scope="module")
 def tables(probe: Probe, tmp_path_factory: pytest.TempPathFactory) -> KltTables:
     path = tmp_path_factory.mktemp("quality") / "tiny.klt"
-    save_tables(calibrate(probe, random_ids(1500), PLAN, silent), path)
+    save_tables(calibrate(probe, [random_ids(1500)], PLAN, silent), path)
     return load_tables(path)
 
 
@@ -72,12 +72,12 @@ def test_tables_fit_the_model_and_carry_both_kinds_of_every_group(probe: Probe, 
 
 
 def test_calibrating_twice_gives_the_same_tables(probe: Probe, tables: KltTables, tmp_path: Path) -> None:
-    assert save_tables(calibrate(probe, random_ids(1500), PLAN, silent), tmp_path / "again.klt") == tables.digest
+    assert save_tables(calibrate(probe, [random_ids(1500)], PLAN, silent), tmp_path / "again.klt") == tables.digest
 
 
 def test_a_text_too_short_for_its_windows_is_a_configuration_error(probe: Probe) -> None:
     with pytest.raises(ConfigError, match="4 windows of 256 need 1024"):
-        calibrate(probe, random_ids(1000), PLAN, silent)
+        calibrate(probe, [random_ids(1000)], PLAN, silent)
 
 
 def test_finer_steps_cost_more_bits_and_less_divergence(probe: Probe, tables: KltTables) -> None:

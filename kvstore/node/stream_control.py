@@ -1,4 +1,4 @@
-"""The control messages at the door for this machine: the same questions to the core as those of the gRPC service."""
+"""The control messages at the doors of the data plane: the same questions to the core as those of the gRPC service."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Nanos
 
 
-class LocalControl:
+class StreamControl:
     def __init__(self, node: Node, *, config: NodeConfig, metrics: NodeMetrics, tickets: TicketOffice) -> None:
         self._node = node
         self._config = config

@@ -1,0 +1,221 @@
+"""Handover: what is here and not in its place goes to its owners; once each of them has read its copy back, the one here may go.
+
+After a join that is surplus; on a draining node it is everything, and "all confirmed" means that it is safe to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from kvstore.core.catalog import BUCKETS, Stripe, digest_of
+from kvstore.core.events import AnswerEvict, EvictRequested
+from kvstore.core.placement import place, rank_all
+from kvstore.core.repair_plan import Shipment
+from kvstore.core.view import Member, MemberState
+from kvstore.errors import LarderError
+from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
+from kvstore.node.node import Node
+from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
+from kvstore.node.sender import by_key_space
+from kvstore.units import Nanos, milliseconds, seconds, to_seconds
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY = milliseconds(250)
+_DRAIN_SWEEP_EVERY = seconds(2)
+_SURPLUS_SWEEP_EVERY = seconds(10)
+"""At least, within one view."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    safe_to_stop: bool
+    blocks: int
+    remaining_blocks: int
+    remaining_bytes: int
+
+
+@dataclass(slots=True)
+class Misplaced:
+    """What of the copies here is not where it should be."""
+
+    shipments: list[Shipment] = field(default_factory=list)
+    """That this node is the one to send."""
+    surplus_blocks: int = 0
+    surplus_bytes: int = 0
+
+
+class _Foreign(NamedTuple):
+    """A stripe that is not this node's, as it was when its turn came: blocks that come later wait for the next sweep."""
+
+    stripe: Stripe
+    blocks: tuple[BlockHash, ...]
+    owners: tuple[Member, ...]
+
+
+class Handover:
+    """Belongs to the event loop of its node. `run` never returns."""
+
+    def __init__(self, node: Node, repairer: Repairer) -> None:
+        self._node = node
+        self._repairer = repairer
+        self._drain: DrainProgress | None = None
+        self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
+        """Of a draining node: at which epoch, and with which blocks, the owners had all of the stripe."""
+
+    @property
+    def draining(self) -> bool:
+        own = self._repairer.view.member(self._repairer.node_id)
+        return own is not None and own.state is MemberState.DRAINING
+
+    def drain_progress(self) -> DrainProgress | None:
+        """None: it does not drain. Before the first look at the others everything remains."""
+        if not self.draining:
+            return None
+        catalog = self._repairer.catalog
+        return self._drain or DrainProgress(False, catalog.blocks, catalog.blocks, catalog.bytes)
+
+    async def run(self) -> None:
+        repairer = self._repairer
+        swept_epoch, sent_before, next_sweep = Epoch(-1), 0, Nanos(0)
+        while True:
+            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            epoch, draining = repairer.view.epoch, self.draining
+            if not draining:
+                self._drain = None
+                self._confirmed.clear()
+                if not repairer.config.drop_surplus:
+                    continue
+            if epoch == swept_epoch and self._node.now() < next_sweep:
+                continue
+            # Others may be about to send their part: nothing is missing before they have.
+            if not repairer.idle or repairer.settled_epoch < epoch or not await repairer.others_settled():
+                continue
+            moved = repairer.counters.sent_blocks != sent_before or epoch != swept_epoch
+            swept_epoch, sent_before = epoch, repairer.counters.sent_blocks
+            again_soon = await self._sweep(draining=draining) and moved
+            slow = _DRAIN_SWEEP_EVERY if draining else max(repairer.config.anti_entropy_every, _SURPLUS_SWEEP_EVERY)
+            next_sweep = Nanos(self._node.now() + (_LOOK_EVERY if again_soon else slow))
+
+    async def _sweep(self, *, draining: bool) -> bool:
+        """One look at everything that is not this node's. Whether some of it has to be sent."""
+        repairer, view = self._repairer, self._repairer.view
+        sends = False
+        remaining_blocks = remaining_bytes = 0
+        for bucket in range(BUCKETS):
+            foreign: list[_Foreign] = []
+            for number, stripe in enumerate(repairer.catalog.stripes(bucket), start=1):
+                owners = place(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in owners and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
+                    members = tuple(member for owner in owners if (member := view.member(owner)) is not None)
+                    foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
+                if number % STRIPES_AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            whole = []
+            lacking = await self._lacking(foreign, verify=False)
+            for one in foreign:
+                missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
+                if missing:
+                    sends = True
+                    self._send_missing(one, lacking, spare_room_only=not draining)
+                elif one.owners:
+                    whole.append(one)
+            lacking = await self._lacking(whole, verify=True)
+            for one in whole:
+                if any(digest in lacking[owner.node_id] for owner in one.owners for digest in one.blocks):
+                    sends = True
+                    self._send_missing(one, lacking, spare_room_only=not draining)
+                elif draining:
+                    self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
+                else:
+                    await self._drop(one)
+        if draining:
+            for number, stripe in enumerate(repairer.catalog, start=1):
+                if self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
+                    remaining_blocks += len(stripe.blocks)
+                    remaining_bytes += stripe.bytes
+                if number % (16 * STRIPES_AT_A_TIME) == 0:
+                    await asyncio.sleep(0)
+            safe = remaining_blocks == 0 and view.epoch == repairer.view.epoch
+            self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes)
+        return sends
+
+    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> dict[NodeId, set[BlockHash]]:
+        """Per owner which of the blocks it does not hold (with `verify`: in good order); all of them when it does not answer."""
+        members = {owner.node_id: owner for one in foreign for owner in one.owners}
+        lacking: dict[NodeId, set[BlockHash]] = {}
+        for member in members.values():
+            asked = by_key_space((one.stripe.key_space, one.blocks) for one in foreign if member in one.owners)
+            lacking[member.node_id] = {digest for hashes in asked.values() for digest in hashes}
+            try:
+                for key_space, hashes in asked.items():
+                    lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify)
+            except LarderError as error:
+                logger.warning("handover: %s does not say what it holds: %s", member.node_id, error)
+        return lacking
+
+    def _send_missing(self, one: _Foreign, lacking: dict[NodeId, set[BlockHash]], *, spare_room_only: bool) -> None:
+        wanted = {owner.node_id: tuple(digest for digest in one.blocks if digest in lacking[owner.node_id]) for owner in one.owners}
+        living = 1 + sum(not blocks for blocks in wanted.values())
+        for owner in one.owners:
+            if blocks := wanted[owner.node_id]:
+                self._repairer.queue.put(shipment_of(one.stripe, owner, blocks, living=living, spare_room_only=spare_room_only))
+
+    async def _drop(self, one: _Foreign) -> None:
+        """Leased copies stay, and go with a later sweep or for room."""
+        evict = EvictRequested(request_id=self._node.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
+        self._repairer.counters.dropped_blocks += (await self._node.ask(evict, AnswerEvict)).evicted_copies
+
+    async def misplaced(self) -> Misplaced:
+        """What would move if everything was put in its place now. Asks every store what it holds; of its holders the first in rendezvous
+        order is the one to send a block, so each counts once in the cluster."""
+        repairer, view = self._repairer, self._repairer.view
+        found = Misplaced()
+        others = repairer.other_stores()
+        stores = tuple(member for member in view.stores if member in others or member.node_id == repairer.node_id)
+        for bucket in range(BUCKETS):
+            stripes = [(stripe, tuple(stripe.blocks)) for stripe in repairer.catalog.stripes(bucket)]
+            held: dict[NodeId, set[BlockHash]] = {}
+            for member in others:
+                held[member.node_id] = set()
+                for key_space, hashes in by_key_space((stripe.key_space, blocks) for stripe, blocks in stripes).items():
+                    held[member.node_id] |= await repairer.sender.held_by(member, key_space, hashes)
+            for stripe, blocks in stripes:
+                owners = place(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in owners:
+                    found.surplus_blocks += len(blocks)
+                    found.surplus_bytes += stripe.bytes
+                order = rank_all(stripe.stripe, stores)
+                before = order[: order.index(repairer.node_id)]
+                mine = [digest for digest in blocks if not any(digest in held[node_id] for node_id in before)]
+                for owner in owners:
+                    lacks = tuple(digest for digest in mine if owner != repairer.node_id and digest not in held.get(owner, set()))
+                    target = view.member(owner)
+                    if lacks and target is not None:
+                        found.shipments.append(shipment_of(stripe, target, lacks, living=1, spare_room_only=False))
+            await asyncio.sleep(0)
+        return found
+
+
+def shipment_of(stripe: Stripe, target: Member, blocks: tuple[BlockHash, ...], *, living: int, spare_room_only: bool) -> Shipment:
+    return Shipment(
+        key_space=stripe.key_space,
+        stripe=stripe.stripe,
+        target=target.node_id,
+        blocks=blocks,
+        bytes=stripe.bytes * len(blocks) // max(1, len(stripe.blocks)),
+        living=living,
+        spare_room_only=spare_room_only,
+    )
+
+
+def _digest(blocks: tuple[BlockHash, ...]) -> int:
+    """As Stripe.digest of a stripe with these blocks."""
+    digest = 0
+    for block in blocks:
+        digest ^= digest_of(block)
+    return digest

@@ -1,0 +1,33 @@
+"""The catalog of a node, kept in step with its core by the notes on single blocks."""
+
+from __future__ import annotations
+
+from kvstore.core.catalog import Catalog
+from kvstore.core.events import AnswerList, ListRequested, Note, NoteKind
+from kvstore.core.store_state import StoreState
+from kvstore.node.node import Node
+
+_MAY_UNLIST = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED, NoteKind.EXPIRED})
+
+
+class Inventory:
+    """A note is about one copy; whether the block is still here is the core's to say, after the event that the note belongs to."""
+
+    def __init__(self, state: StoreState) -> None:
+        self.catalog = Catalog()
+        self._state = state
+
+    def note(self, note: Note) -> None:
+        if note.key_space is None or note.block is None:
+            return
+        if note.kind is NoteKind.STORED:
+            self.catalog.add(note.key_space, note.block.stripe, note.block.hash, note.payload_bytes)
+        elif note.kind in _MAY_UNLIST and not self._state.holds(note.key_space, note.block.hash):
+            self.catalog.remove(note.block.stripe, note.block.hash, note.payload_bytes)
+
+    async def fill(self, node: Node) -> None:
+        """What a restart found. Before the node serves: O(blocks) in one go."""
+        listed = await node.ask(ListRequested(request_id=node.next_request_id()), AnswerList)
+        for key_space, blocks in listed.blocks:
+            for owned in blocks:
+                self.catalog.add(key_space, owned.block.stripe, owned.block.hash, owned.payload_bytes)

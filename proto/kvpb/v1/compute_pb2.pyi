@@ -1,0 +1,15 @@
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from typing import ClassVar as _ClassVar, Optional as _Optional
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DrainRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class DrainProgress(_message.Message):
+    __slots__ = ("live_calls",)
+    LIVE_CALLS_FIELD_NUMBER: _ClassVar[int]
+    live_calls: int
+    def __init__(self, live_calls: _Optional[int] = ...) -> None: ...
