@@ -72,7 +72,7 @@ class BlockPutter:
         outcomes = progress.outcomes()
         for block, outcome in zip(progress.blocks, outcomes, strict=True):
             metrics.put_outcomes.labels(outcome, block.reasons[0] if block.reasons else "ok").inc()
-        return PutReport(outcomes, progress.reasons())
+        return PutReport(outcomes, progress.reasons(), progress.durable())
 
 
 def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgress:
@@ -122,7 +122,8 @@ class _NodePut:
             granted, again = await self._reserve(todo, open_blocks)
             for block, status in (await self._send(granted)).items() if granted else ():
                 commits[block] += 1
-                if status is CommitStatus.STORED:
+                if status.is_stored:
+                    block.durable += status is CommitStatus.DURABLE
                     self._hold(block, open_blocks, existed=False)
                 elif commits[block] < _COMMITS_WORTH_A_RETRY:
                     again.append(block)

@@ -21,6 +21,8 @@ class BlockProgress:
     outstanding: int = 0
     stored: int = 0
     existed: int = 0
+    durable: int = 0
+    """Of the stored ones: those whose node has the block on its SSD already."""
     reasons: list[str] = field(default_factory=list)
     """One per replica that should hold it and does not."""
 
@@ -55,6 +57,9 @@ class PutProgress:
 
     def outcomes(self) -> tuple[PutOutcome, ...]:
         return tuple(block.outcome(replicas_needed=self.replicas_needed) for block in self.blocks)
+
+    def durable(self) -> tuple[int, ...]:
+        return tuple(block.durable for block in self.blocks)
 
     def reasons(self) -> Counter[str]:
         return Counter(reason for block in self.blocks for reason in block.reasons)

@@ -21,7 +21,7 @@ from kvstore.core.events import (
     ReadOutcome,
     VerifyOutcome,
 )
-from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.eviction import EvictionPolicy, EvictionQueue
 from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry, Index
@@ -31,7 +31,7 @@ from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.region import RegionTable
 from kvstore.core.reservation import ReservationTable
-from kvstore.core.store_config import StoreConfig
+from kvstore.core.store_config import StoreConfig, WritePolicy
 from kvstore.ids import BlockHash, BootId, Generation, KeySpace, Namespace
 from kvstore.units import Nanos
 
@@ -63,11 +63,19 @@ class Stock:
         self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
         self._gpu_twins = self.policy.queue(_is_spare_on_gpu)
         self._last_gpu_copies = self.policy.queue(_is_last_on_gpu)
+        self._undemoted_cold: EvictionQueue | None = None
+        if config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION:
+            self._undemoted_cold = self.policy.queue(_is_in_host_alone)
+        in_host = (self._twins, self._last_host_copies)
         self._queues = {
             Tier.GPU: (self._gpu_twins, self._last_gpu_copies),
-            Tier.HOST: (self._twins, self._last_host_copies),
+            Tier.HOST: in_host if self._undemoted_cold is None else (*in_host, self._undemoted_cold),
             Tier.SSD: (self._ssd_copies,),
         }
+        self.twin_bytes = 0
+        """Of host copies that are on SSD too: room that costs no block its last copy."""
+        self.largest_payload = 0
+        """That was ever asked to be put."""
         self._scan_would_fail = False
         ids = OperationIds(first=first)
         self.verifications: Operations[VerifyOutcome] = Operations(ids)
@@ -139,12 +147,16 @@ class Stock:
         assert copy.state is _READABLE
         if copy.tier is Tier.HOST:
             entry.settle(copy)
-            if not entry.readable_ssd:
+            if entry.readable_ssd:
+                self.twin_bytes += copy.length
+            else:
                 self.want_demotion(entry)
             return
         entry.settle(copy)
         if copy.tier is Tier.SSD:
             assert self.regions is not None
+            if entry.readable_host:
+                self.twin_bytes += copy.length
             self.regions.add_live(copy, entry)
             self.undemoted.pop(entry, None)
 
@@ -175,13 +187,15 @@ class Stock:
             self.spoiled.append((entry.key_space, entry.hash))
         if entry.listed and not entry.readable:
             self.unlist(entry)
-        elif entry.listed and entry.readable_host:
+        elif entry.listed and entry.readable_host and not entry.readable_ssd:
             self.want_demotion(entry)
         self.free_if_loose(entry)
         self.offer(entry)
 
     def _leave_readable(self, entry: Entry, copy: Copy, event: CopyEvent) -> None:
         copy.on(event)
+        if (copy.tier is Tier.HOST and entry.readable_ssd) or (copy.tier is Tier.SSD and entry.readable_host):
+            self.twin_bytes -= copy.length
         if copy.tier is Tier.SSD:
             assert self.regions is not None
             self.regions.remove_live(copy)
@@ -289,8 +303,11 @@ class Stock:
         if host is not None and host.state is _READABLE and host.holds == 0:
             if on_ssd or entry.readable_gpu:
                 self._twins.offer(entry)
-            elif entry.children == 0:
-                self._last_host_copies.offer(entry)
+            else:
+                if self._undemoted_cold is not None:
+                    self._undemoted_cold.offer(entry)
+                if entry.children == 0:
+                    self._last_host_copies.offer(entry)
         if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
             self._ssd_copies.offer(entry)
 
@@ -377,6 +394,10 @@ class Stock:
         """Not offered again by this: the caller moves it, evicts it, or offers it."""
         return self._last_gpu_copies.take()
 
+    def coldest_in_host_alone(self) -> Entry | None:
+        """on_eviction: the next to be demoted, heads as well as tails, for nothing is lost; it is offered again when its move has ended."""
+        return None if self._undemoted_cold is None else self._undemoted_cold.take()
+
     def evict_from_ssd(self) -> bool:
         """Forgets the coldest SSD copy that may go. False: there is none."""
         victim = self._ssd_copies.take()
@@ -450,6 +471,10 @@ def _is_spare_twin(entry: Entry) -> bool:
 
 def _is_last_and_loose(entry: Entry) -> bool:
     return entry.listed and is_loose(entry, Tier.HOST) and entry.children == 0 and not entry.readable_beside(Tier.HOST)
+
+
+def _is_in_host_alone(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd
 
 
 def _is_loose_on_ssd(entry: Entry) -> bool:

@@ -29,7 +29,6 @@ from kvstore.core.events import (
     AnswerStop,
     CancelRead,
     CommitRequested,
-    CommitStatus,
     CopyExtent,
     DeleteRequested,
     DiscardReservation,
@@ -106,6 +105,7 @@ class StoreNode:
         regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
         self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
         self._tombs: set[Key] = set()
+        self._disk_stutters = False
         self._given_out: set[tuple[str, int]] = set()
         self._asleep: deque[Callable[[], None]] | None = None
 
@@ -129,7 +129,8 @@ class StoreNode:
         self._requests = 0
         self._shelf: dict[KeySpace, dict[BlockHash, None]] = {}
         if self._config.ssd is not None:
-            self.hand_in(self.media.recover())
+            self._disk_stutters = self.boots > 1 and self._rng.random() < self.fault_rate
+            self.hand_in(self.media.recover(unreadable=0.3 if self._disk_stutters else 0.0))
         self._later(0, self._tick)
 
     def crash(self, *, torn: bool = True, silent: bool = False) -> None:
@@ -156,7 +157,7 @@ class StoreNode:
         self.boot()
         assert self.state is not None
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
-        lost = set() if self.media.has_rot_on_disk else self._durable - listed
+        lost = set() if self.media.has_rot_on_disk or self._disk_stutters else self._durable - listed
         assert not lost, f"{len(lost)} of {len(self._durable)} durable blocks were lost by the restart"
 
     def stop(self) -> None:
@@ -321,7 +322,7 @@ class StoreNode:
             case AnswerCommit():
                 assert isinstance(asked, CommitRequested)
                 for commit, status in zip(asked.items, answer.statuses, strict=True):
-                    if status is CommitStatus.STORED:
+                    if status.is_stored:
                         self._tombs.discard(self._key_of[commit.write_token])
             case AnswerDelete():
                 assert isinstance(asked, DeleteRequested)
