@@ -21,6 +21,7 @@ from sim.oracle import ByteOracle, Key
 from sim.timeline import Timeline
 
 from kvstore.core.events import (
+    AcquireRequested,
     AnswerAcquire,
     AnswerCommit,
     AnswerDelete,
@@ -38,7 +39,9 @@ from kvstore.core.events import (
     NoteKind,
     ReadFinished,
     ReadOutcome,
+    ReadRequested,
     ReadStatus,
+    RenewRequested,
     ReservationsAbandoned,
     ReserveRequested,
     ReserveStatus,
@@ -57,6 +60,8 @@ from kvstore.units import Nanos, milliseconds, seconds
 Answer = Callable[[Any], None]
 
 _GONE_FOR = (NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED)
+_ONLY_LEASES = (AcquireRequested, RenewRequested, ReadRequested)
+"""Events that, when a mere answer follows, can have changed leases and holds alone: half of all, so the dear checks are left out."""
 _DRAIN_DEADLINE = seconds(8)
 
 
@@ -268,7 +273,7 @@ class StoreNode:
                 self._world.log(self.node_id, instruction)
                 self._take(instruction)
             else:
-                self._check(notes)
+                self._check(notes, only_leases=len(out) == 1 and isinstance(event, _ONLY_LEASES))
         self._feeding = False
 
     def _take(self, instruction: Instruction) -> None:
@@ -391,12 +396,13 @@ class StoreNode:
 
     # --- invariants -----------------------------------------------------------------------------------------------------------------------
 
-    def _check(self, notes: list[Note]) -> None:
+    def _check(self, notes: list[Note], *, only_leases: bool) -> None:
         state = self.state
         assert state is not None
         index = state._stock.index
-        check_accounting(state)
-        check_listing(state, self.media, self._world.oracle.written)
+        if not only_leases:
+            check_accounting(state)
+            check_listing(state, self.media, self._world.oracle.written)
         check_suffixes_first(state, [note for note in notes if note.kind is NoteKind.EVICTED and note.reason == "room"])
         spaces = index.key_spaces()
         if any(index.entries(space).keys() != self._shelf.get(space, {}).keys() for space in {*spaces, *self._shelf}):

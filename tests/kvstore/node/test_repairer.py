@@ -53,7 +53,7 @@ class Cluster:
                     return False
         return True
 
-    async def until(self, condition, *, within_s=20.0):
+    async def until(self, condition, *, within_s=60.0):
         async with asyncio.timeout(within_s):
             while not await condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
