@@ -12,19 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvstore.admin.bench_plan import PEERS, Measurement, Row, WorkerResult, median_row, row_of
+from kvstore.admin.bench_plan import NODE_CAPACITY, NODE_CAPACITY_BEFORE_SSD, PEERS, Measurement, Row, WorkerResult, median_row, row_of
 from kvstore.admin.bench_redis import cpu_seconds, forget_all, limit_memory
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, reachable, read_view
 from kvstore.admin.local_process import LocalProcess, process_environment, wait_until_ready
 from kvstore.errors import ConfigError, LarderError, Unavailable
 from kvstore.registry.redis_server import EmbeddedRedis
 from kvstore.rpc.admin_stub import AdminStub
-from kvstore.units import MIB, Bytes, seconds
+from kvstore.units import MIB, seconds
 
 Tell = Callable[[str], None]
 
-NODE_CAPACITY: Bytes = Bytes(512 * MIB)
-"""Of each store node that is started for a benchmark; and of Redis."""
 _START_TIMEOUT = seconds(60)
 _WORKER_STOP_S = 60.0
 
@@ -35,6 +33,8 @@ class Servers:
     """Of the members."""
     peer_redis_url: str | None
     """Of the Redis that is measured."""
+    folder: str = ""
+    """For files of the benchmark."""
 
 
 @contextlib.contextmanager
@@ -49,15 +49,16 @@ def own_servers(folder: Path, *, store_nodes: int, peer_redis: bool, ssd: bool =
         nodes = []
         for number in range(1, store_nodes + 1):
             settings: dict[str, object] = {"node_id": f"bench-{number}", "zone": f"zone-{number}", "redis_url": members.url}
-            settings |= {"host_capacity": f"{NODE_CAPACITY // MIB}MiB", "log_level": "warning", "drain_deadline": "0s"}
+            capacity = NODE_CAPACITY_BEFORE_SSD if ssd else NODE_CAPACITY
+            settings |= {"host_capacity": f"{capacity // MIB}MiB", "log_level": "warning", "drain_deadline": "0s"}
             if ssd:
-                settings["ssd_path"] = str(folder / f"bench-{number}.ssd")
+                settings |= {"ssd_path": str(folder / f"bench-{number}.ssd"), "demote_above": 0.0}
             node = LocalProcess(name=f"bench-{number}", role="store", module="kvstore.node", settings=settings, folder=folder)
             running.callback(node.kill)
             node.start()
             nodes.append(node)
         wait_until_ready(nodes, timeout=_START_TIMEOUT, on_ready=lambda _: None)
-        yield Servers(members.url, peer_url)
+        yield Servers(members.url, peer_url, str(folder))
 
 
 def run_all(servers: Servers, measurements: Sequence[Measurement], *, rounds: int, tell: Tell) -> list[Row]:
@@ -137,6 +138,7 @@ def _start_worker(servers: Servers, measurement: Measurement, number: int) -> su
         "number": number,
         "redis_url": servers.redis_url,
         "peer_redis_url": servers.peer_redis_url,
+        "folder": servers.folder,
     }
     assert worker.stdin is not None
     worker.stdin.write(json.dumps(task) + "\n")
@@ -150,7 +152,7 @@ def _line_of(worker: subprocess.Popen[str]) -> str:
 
 
 def _server_cpu_s(servers: Servers, measurement: Measurement) -> float:
-    if measurement.transport == "memcpy":
+    if measurement.transport in ("memcpy", "direct"):
         return 0.0
     if measurement.transport == "redis":
         assert servers.peer_redis_url is not None

@@ -10,11 +10,17 @@ from kvstore.errors import ConfigError
 from kvstore.transport import ALL_KINDS
 from kvstore.units import MIB, Bytes
 
-OPERATIONS = ("put", "get", "mixed")
-PEERS = ("redis", "memcpy")
-"""Measured the same way for comparison: Redis with one key a block, and a plain copy of memory."""
+OPERATIONS = ("put", "get", "mixed", "acquire")
+"""acquire: only the lease, and its release."""
+PEERS = ("redis", "memcpy", "direct")
+"""Measured the same way for comparison: Redis with one key a block, a plain copy of memory, and direct reads of a file on the same disk."""
 ROUTES = (*ALL_KINDS, *PEERS)
+NODE_CAPACITY: Bytes = Bytes(512 * MIB)
+"""Host tier of each store node that is started for a benchmark; and of Redis."""
+NODE_CAPACITY_BEFORE_SSD: Bytes = Bytes(96 * MIB)
 _WORKING_SET_BYTES = 128 * MIB
+_SSD_WORKING_SET_BYTES = 384 * MIB
+"""Four times the host tier of a node that is measured from its SSD, and got in turn: hardly one is in the host tier when its turn comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,8 @@ class Measurement:
     """Gets over shm use the bytes where they lie instead of copying them."""
     verify: bool
     """Gets over shm compare the checksum."""
+    ssd: bool = False
+    """The nodes have a small host tier before an SSD, so that gets come from there."""
 
     def __post_init__(self) -> None:
         if self.op not in OPERATIONS:
@@ -44,7 +52,8 @@ class Measurement:
     @property
     def sets(self) -> int:
         """Batches that a client gets in turn: so many that the processor's cache does not hold them, and the store does."""
-        return max(1, min(64, _WORKING_SET_BYTES // (self.clients * self.batch * self.size_bytes)))
+        room = _SSD_WORKING_SET_BYTES if self.ssd else _WORKING_SET_BYTES
+        return max(1, min(64 if not self.ssd else 4096, room // (self.clients * self.batch * self.size_bytes)))
 
     @property
     def stored_bytes(self) -> Bytes:
@@ -61,6 +70,8 @@ class WorkerResult:
     """User and system time of the process while it measured."""
     latencies_ms: tuple[float, ...]
     """Of each batch."""
+    ssd_blocks: int = 0
+    """Blocks that came from an SSD."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +90,10 @@ class Row:
     server_cpu_s_per_gb: float
     slowest_client_share: float
     """Throughput of the slowest client over the mean: 1 is fair."""
+    client_shares: tuple[float, ...]
+    """Of each client, slowest first."""
+    ssd_share: float
+    """Of the blocks that were got: those that came from an SSD."""
 
     def as_record(self) -> dict[str, object]:
         return asdict(self)
@@ -102,12 +117,16 @@ def row_of(measurement: Measurement, results: Sequence[WorkerResult], *, server_
         client_cpu_s_per_gb=round(sum(result.cpu_s for result in results) / (moved / 1e9), 4),
         server_cpu_s_per_gb=round(server_cpu_s / (moved / 1e9), 4),
         slowest_client_share=round(min(rates) / statistics.mean(rates), 3),
+        client_shares=tuple(sorted(round(rate / statistics.mean(rates), 3) for rate in rates)),
+        ssd_share=round(sum(result.ssd_blocks for result in results) * measurement.size_bytes / moved, 3),
     )
 
 
 def label_of(measurement: Measurement) -> str:
-    if measurement.transport != "shm" or measurement.op == "put":
+    if measurement.transport != "shm" or measurement.op == "acquire":
         return measurement.transport
+    if measurement.op == "put":
+        return "shm" if measurement.in_place else "shm+copy"
     return "shm" + ("" if measurement.in_place else "+copy") + ("+verify" if measurement.verify else "")
 
 
@@ -118,9 +137,10 @@ def median_row(rounds: Sequence[Row]) -> Row:
         key: round(statistics.median(float(getattr(row, key)) for row in rounds), 4)
         for key in (
             *("gb_per_s", "p50_ms", "p99_ms", "p999_ms"),
-            *("client_cpu_s_per_gb", "server_cpu_s_per_gb", "slowest_client_share"),
+            *("client_cpu_s_per_gb", "server_cpu_s_per_gb", "slowest_client_share", "ssd_share"),
         )
     }
+    shares = tuple(round(statistics.median(ranked), 3) for ranked in zip(*(row.client_shares for row in rounds), strict=True))
     return Row(
         op=first.op,
         size_bytes=first.size_bytes,
@@ -128,6 +148,7 @@ def median_row(rounds: Sequence[Row]) -> Row:
         clients=first.clients,
         transport=first.transport,
         replicas=first.replicas,
+        client_shares=shares,
         **medians,
     )
 

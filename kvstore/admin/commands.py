@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
+from kvstore.admin.upkeep import repair_summary
 from kvstore.core.placement import place
 from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
 from kvstore.errors import LarderError
@@ -58,11 +59,13 @@ async def status(access: ClusterAccess) -> Record:
             gateway = {"url": access.gateway_url, "health": health}
     except LarderError as error:
         gateway = {"url": access.gateway_url, "error": str(error)}
+    store_records = [_answer_record(member, answer) for member, answer in stores]
     return {
         "redis_url": access.redis_url,
         "epoch": view.epoch,
         "gateway": gateway,
-        "stores": [_answer_record(member, answer) for member, answer in stores],
+        "repair": repair_summary(store_records),
+        "stores": store_records,
         "engines": [_answer_record(member, answer) for member, answer in [*prefills, *decodes]],
     }
 

@@ -19,11 +19,22 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
 from rich.console import Console
+from rich.live import Live
 from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from kvstore.admin import bench as benchmark
-from kvstore.admin import commands, demo, local_commands, measure_commands, quality_commands, quality_plot, render
+from kvstore.admin import (
+    commands,
+    demo,
+    local_commands,
+    measure_commands,
+    quality_commands,
+    quality_plot,
+    render,
+    upkeep,
+    upkeep_tables,
+)
 from kvstore.admin.bench_plan import Measurement
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
@@ -73,7 +84,9 @@ _err = Console(stderr=True, highlight=False)
 def status(redis: RedisOption = None, gateway: GatewayOption = None, api_key: ApiKeyOption = None, as_json: JsonOption = False) -> None:
     """Gateway, store nodes with their tiers, prefill and decode nodes."""
     record = _run(commands.status(_access(redis, gateway, api_key)))
-    _show(record, as_json, render.health_line(record["gateway"]), *render.status_tables(record))
+    _show(
+        record, as_json, render.health_line(record["gateway"]), upkeep_tables.repair_line(record["repair"]), *render.status_tables(record)
+    )
 
 
 @app.command()
@@ -141,16 +154,72 @@ def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     _exit_if(record["failed_blocks"] > 0 or any("error" in node for node in record["nodes"]))
 
 
+@app.command()
+def drain(
+    node: Annotated[str, typer.Argument(help="Node id of a store node.")],
+    wait: Annotated[bool, typer.Option("--wait", help="Until it is safe to stop the node.")] = False,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Empty a store node to the others, and say when it is safe to stop. It serves what it has until then."""
+    with _progress() as advance:
+        record = _run(upkeep.drain(_access(redis, None, None), node, wait=wait, on_progress=lambda *step: advance(f"{node} drains", *step)))
+    _show(record, as_json, upkeep_tables.drain_text(record))
+
+
+@app.command()
+def rebalance(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would move.")] = False,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look on every store node for copies that are not where they should be, and send them there at the repair rate."""
+    with _err.status("comparing what the nodes hold"):
+        record = _run(upkeep.rebalance(_access(redis, None, None), dry_run=dry_run))
+    _show(record, as_json, upkeep_tables.rebalance_table(record))
+    _exit_if(any("error" in each for each in record["nodes"]))
+
+
+@app.command()
+def top(
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="One look, then end; for scripts.")] = False,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The store nodes, live: tiers, rates, CPU, repair. Ctrl-C ends it."""
+    access = _access(redis, None, None)
+
+    async def follow() -> None:
+        async with contextlib.aclosing(upkeep.samples(access, every_s=every)) as looks:
+            with contextlib.nullcontext() if once or as_json else Live(console=_out, screen=True) as screen:
+                async for record in looks:
+                    if screen is not None:
+                        screen.update(upkeep_tables.top_table(record), refresh=True)
+                        continue
+                    _show(record, as_json, upkeep_tables.top_table(record))
+                    if once:
+                        return
+
+    _run(follow())
+
+
 @measure_commands.bench.command(measure_commands.DEFAULT_BENCH)
 def bench(
-    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed ...", help="What to measure.")],
+    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed|acquire ...", help="What to measure; acquire: the lease alone.")],
     sizes: Annotated[str, typer.Option(help="Bytes of a block, separated by commas.")] = "64k,368k,1m,4m",
     batch: Annotated[int, typer.Option(min=1, help="Blocks of one operation.")] = 16,
     clients: Annotated[int, typer.Option(min=1, max=64, help="Client processes.")] = 1,
     transport: Annotated[
-        str, typer.Option(help="shm, tcp, grpc, or redis and memcpy for comparison; several separated by commas take turns.")
+        str,
+        typer.Option(
+            help="shm, ucx, tcp, grpc, or redis, memcpy and direct (reads of a file) for comparison; several with commas take turns."
+        ),
     ] = "shm,tcp,grpc",
     replicas: Annotated[int, typer.Option(min=1)] = 1,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Store nodes to start; default: as many as replicas.")] = None,
+    ssd: Annotated[bool, typer.Option("--ssd", help="Get from the SSD: a small host tier before it.")] = False,
+    ssd_path: Annotated[Path | None, typer.Option(help="Folder of the SSD files; a temporary one otherwise.")] = None,
     seconds: Annotated[float, typer.Option(min=0.05, help="Of one measurement.")] = 2.0,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of all of it; the medians are shown.")] = 1,
     in_place: Annotated[bool, typer.Option("--in-place/--copy", help="shm: use the bytes where they lie, or copy them.")] = True,
@@ -171,6 +240,7 @@ def bench(
             seconds=seconds,
             in_place=in_place,
             verify=check,
+            ssd=ssd,
         )
         for op in ops
         for size in sizes.split(",")
@@ -180,9 +250,9 @@ def bench(
         if redis is not None:
             servers = benchmark.Servers(redis, None)
         else:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-")))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-", dir=ssd_path)))
             peer = any(measurement.transport == "redis" for measurement in measurements)
-            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=replicas, peer_redis=peer))
+            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=max(nodes or 0, replicas), peer_redis=peer, ssd=ssd))
         rows = benchmark.run_all(servers, measurements, rounds=rounds, tell=_tell)
     if plot is not None:
         benchmark.plot(rows, plot)

@@ -20,6 +20,7 @@ from kvstore.admin.core_bench import core_cost
 from kvstore.admin.local_cluster import cache_dir_from_environment
 from kvstore.admin.pd_bench import Load, compare
 from kvstore.admin.pd_bench import save_plot as save_pd_plot
+from kvstore.admin.placement_bench import placement_cost, work_of
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
@@ -158,6 +159,36 @@ def bench_pd(
     for row in rows:
         values = [str(row[name][at]) for name in pairs for at in ("p50", "p99")]
         table.add_row(row["way"], *values, str(row["tokens_per_s"]), str(row["failed"]))
+    _out.print(table)
+
+
+@bench.command("placement")
+def bench_placement(
+    nodes: Annotated[int, typer.Option(min=2, help="Store nodes.")] = 1000,
+    stripes: Annotated[str, typer.Option(help="How many: 500K, 10M.")] = "10M",
+    zones: Annotated[int, typer.Option(min=1, help="Zones, of the same size.")] = 4,
+    replicas: Annotated[int, typer.Option(min=1)] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Place the stripes of a large cluster: time, balance, and what a join and a leave move beside the least they must."""
+    count = _count(stripes)
+    if not replicas <= zones <= nodes // 2:
+        raise ConfigError("bench placement needs replicas <= zones <= nodes / 2")
+    with _progress() as progress:
+        task = progress.add_task(f"{count:,} stripes on {nodes:,} nodes", total=work_of(count))
+        cost = placement_cost(
+            nodes=nodes, stripes=count, zones=zones, replicas=replicas, on_progress=lambda done: progress.advance(task, done)
+        )
+    if as_json:
+        print(json.dumps(dataclasses.asdict(cost)), flush=True)
+        return
+    table = Table("stripes", "nodes", "zones", "seconds", "one call", "fullest", "emptiest", "join moves", "leave moves", title="placement")
+    table.add_row(
+        *(f"{cost.stripes:,}", f"{cost.nodes:,}", str(cost.zones), f"{cost.seconds:.1f}", f"{cost.call_us:.0f} us"),
+        *(f"{cost.most_loaded:.3f} of mean", f"{cost.least_loaded:.3f} of mean"),
+        f"{cost.join_moved:.4%} (least {cost.join_least:.4%})",
+        f"{cost.leave_moved:.4%} (least {cost.leave_least:.4%})",
+    )
     _out.print(table)
 
 

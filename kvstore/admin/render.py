@@ -79,11 +79,14 @@ def bench_table(rows: Sequence[Row]) -> Table:
         "p99.9 ms",
         "client s/GB",
         "server s/GB",
+        "shares of the clients",
+        "SSD",
     )
     cells = [
         (
             *(row.op, size_text(row.size_bytes), row.batch, row.clients, row.transport, row.replicas),
             *(row.gb_per_s, row.p50_ms, row.p99_ms, row.p999_ms, row.client_cpu_s_per_gb, row.server_cpu_s_per_gb),
+            *(" ".join(f"{share:.2f}" for share in row.client_shares), row.ssd_share),
         )
         for row in rows
     ]
@@ -94,11 +97,20 @@ def status_tables(record: Mapping[str, Any]) -> list[Table]:
     stores = []
     for node in record["stores"]:
         if "error" in node:
-            stores.append((node["node_id"], node["state"], node["error"], "", "", "", ""))
+            stores.append((node["node_id"], node["state"], node["error"], "", "", "", "", ""))
             continue
         tiers = ", ".join(f"{tier['tier']} {size_text(tier['used_bytes'])}/{size_text(tier['capacity_bytes'])}" for tier in node["tiers"])
         stores.append(
-            (node["node_id"], node["state"], tiers, node["blocks"], node["leases"], node["reservations"], duration_text(node["uptime_ms"]))
+            (
+                node["node_id"],
+                node["state"],
+                tiers,
+                node["blocks"],
+                node["leases"],
+                node["reservations"],
+                duration_text(node["uptime_ms"]),
+                repair_cell(node),
+            )
         )
     engines = [
         (node["node_id"], node["role"], node["state"], node["error"], "", "", "")
@@ -115,9 +127,21 @@ def status_tables(record: Mapping[str, Any]) -> list[Table]:
         for node in record["engines"]
     ]
     return [
-        table("store nodes", ("node", "state", "tiers (used/capacity)", "blocks", "leases", "reservations", "up"), stores),
+        table("store nodes", ("node", "state", "tiers (used/capacity)", "blocks", "leases", "reservations", "up", "repair"), stores),
         table("engines", ("node", "role", "state", "model", "running", "queued", "free blocks"), engines),
     ]
+
+
+def repair_cell(node: Mapping[str, Any]) -> str:
+    """What a store is at, in a few words."""
+    drain, repair = node.get("drain"), node["repair"]
+    if drain is not None and drain["safe_to_stop"]:
+        return "drained: safe to stop"
+    if drain is not None:
+        return f"drains: {drain['remaining_blocks']} of {drain['blocks']} blocks left"
+    if repair["waiting_stripes"]:
+        return f"sends {size_text(repair['waiting_bytes'])}, {duration_text(repair['eta_ms'] + 999)} left"
+    return ""
 
 
 def health_line(gateway: Mapping[str, Any] | None) -> str:

@@ -1,6 +1,6 @@
 """The client of the store: what engines use. No torch in here."""
 
-from kvstore.client.answers import Acknowledge, BlockPut, PutOutcome, PutReport, ReadBlock
+from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutOutcome, PutReport, ReadBlock
 from kvstore.client.config import CircuitConfig, ClientConfig
 from kvstore.client.prefix_lease import PrefixLease
 from kvstore.client.store_client import StoreClient
@@ -12,6 +12,7 @@ __all__ = [
     "CircuitConfig",
     "ClientConfig",
     "KeySpace",
+    "PayloadMaker",
     "PrefixLease",
     "PutOutcome",
     "PutReport",

@@ -30,10 +30,21 @@ class Acknowledge(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class PayloadMaker:
+    """A payload that is made where it will lie: in the arena of its node, when that is the block's only replica and is mapped here for
+    writing, else in memory of the client's own. Nothing is made of a block that the node holds already."""
+
+    payload_bytes: int
+    make: Callable[[memoryview], None]
+    """Fills all of the memory given, within a few milliseconds (it runs on the event loop, above 4 MiB in a thread), and keeps no hold of
+    it. May be called more than once, and makes the same bytes each time; until `put` returns. A CodecFailure fails the block."""
+
+
+@dataclass(frozen=True, slots=True)
 class BlockPut:
     ref: BlockRef
-    payload: bytes | memoryview
-    """What the codec made of the block. `put` copies it at the call unless it is `bytes`, so the caller may reuse its memory."""
+    payload: bytes | memoryview | PayloadMaker
+    """What the codec made of the block, or will. `put` copies it at the call unless it is `bytes`, so the caller may reuse its memory."""
     ttl: Nanos | None = None
     """How long the block shall live; 0: until it is evicted; None: as the nodes are configured for the namespace. Put again, it lives as
     long as the longest of its puts asked for."""
@@ -59,6 +70,9 @@ class PutReport:
     reasons: Counter[str] = field(default_factory=Counter)
     """Why replicas that should hold a block do not, one count per block and replica: no_room, quota, too_large, pending,
     unreachable, timeout, circuit_open, refused, bad_checksum, no_replica, ..."""
+    durable: tuple[int, ...] = ()
+    """One per block: how many of the nodes that took it now have said that it is on their SSD and survives a crash. Those with
+    write_policy = "write_through" do."""
 
 
 def owned() -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvstore.client import metrics
-from kvstore.client.answers import Acknowledge, BlockPut, PutReport
+from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutReport
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
@@ -15,9 +18,10 @@ from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
-from kvstore.errors import LarderError
+from kvstore.errors import CodecFailure, LarderError
 from kvstore.ids import BlockHash, KeySpace, NodeId
 from kvstore.transport import PayloadWrite, Ticket
+from kvstore.transport.shm_transport import INLINE_COPY_BYTES
 from kvstore.units import Nanos, to_seconds
 
 _COMMITS_WORTH_A_RETRY = 2
@@ -39,12 +43,17 @@ class BlockPutter:
         for block in dict.fromkeys(progress.blocks):
             owners = router.owners(block.ref.stripe)
             block.reasons += ["no_replica"] * (router.replicas - len(owners))
-            for node_id in owners:
-                if router.usable(node_id):
-                    block.outstanding += 1
-                    by_node.setdefault(node_id, []).append(block)
-                else:
-                    block.reasons.append("circuit_open")
+            usable = [node_id for node_id in owners if router.usable(node_id)]
+            block.reasons += ["circuit_open"] * (len(owners) - len(usable))
+            if block.maker is not None and len(usable) > 1:
+                try:
+                    _make_here(block)
+                except CodecFailure as failure:
+                    block.reasons += [failure.reason] * len(usable)
+                    continue
+            block.outstanding = len(usable)
+            for node_id in usable:
+                by_node.setdefault(node_id, []).append(block)
         changed = asyncio.Event()
         tasks = [
             self._nodes.spawn(_NodePut(self._nodes, node_id, key_space, config=self._config, changed=changed).run(blocks))
@@ -72,7 +81,7 @@ class BlockPutter:
         outcomes = progress.outcomes()
         for block, outcome in zip(progress.blocks, outcomes, strict=True):
             metrics.put_outcomes.labels(outcome, block.reasons[0] if block.reasons else "ok").inc()
-        return PutReport(outcomes, progress.reasons())
+        return PutReport(outcomes, progress.reasons(), progress.durable())
 
 
 def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgress:
@@ -80,9 +89,26 @@ def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgre
     seen: dict[BlockHash, BlockProgress] = {}
     for put in puts:
         if put.ref.hash not in seen:
+            if isinstance(put.payload, PayloadMaker):
+                seen[put.ref.hash] = BlockProgress(put.ref, b"", 0, put.ttl, maker=put.payload)
+                continue
             payload = bytes(put.payload)  # no copy of what is `bytes` already
             seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload), put.ttl)
     return PutProgress([seen[put.ref.hash] for put in puts], replicas_needed)
+
+
+def _make_here(block: BlockProgress) -> None:
+    """In memory of the client's own, for all replicas. Raises CodecFailure."""
+    assert block.maker is not None
+    payload = np.empty(block.maker.payload_bytes, np.uint8).data
+    block.maker.make(payload)
+    block.payload, block.checksum, block.maker = payload, payload_checksum(payload), None
+
+
+def _make_in(room: memoryview, maker: PayloadMaker) -> int:
+    """The checksum of what was made. Raises CodecFailure."""
+    maker.make(room)
+    return payload_checksum(room)
 
 
 class _NodePut:
@@ -101,7 +127,7 @@ class _NodePut:
         reason = "cancelled"
         try:
             async with asyncio.timeout(to_seconds(self._config.put_timeout)):
-                sized = ((block, len(block.payload)) for block in blocks)
+                sized = ((block, block.size) for block in blocks)
                 for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
                     await self._put_batch(batch, open_blocks)
         except LarderError as error:
@@ -120,9 +146,10 @@ class _NodePut:
             if attempt:
                 await asyncio.sleep(to_seconds(self._config.pending_wait))
             granted, again = await self._reserve(todo, open_blocks)
-            for block, status in (await self._send(granted)).items() if granted else ():
+            for block, status in (await self._send(granted, open_blocks)).items() if granted else ():
                 commits[block] += 1
-                if status is CommitStatus.STORED:
+                if status.is_stored:
+                    block.durable += status is CommitStatus.DURABLE
                     self._hold(block, open_blocks, existed=False)
                 elif commits[block] < _COMMITS_WORTH_A_RETRY:
                     again.append(block)
@@ -144,7 +171,7 @@ class _NodePut:
             self._node_id,
             lambda stub: stub.reserve(
                 self._key_space,
-                [ReserveItem(block.ref, len(block.payload), block.ttl) for block in blocks],
+                [ReserveItem(block.ref, block.size, block.ttl) for block in blocks],
                 timeout=self._config.rpc_timeout,
             ),
         )
@@ -168,8 +195,13 @@ class _NodePut:
                     self._fail(block, grant.status.name.lower(), open_blocks)
         return granted, pending
 
-    async def _send(self, granted: dict[BlockProgress, PayloadWrite]) -> dict[BlockProgress, CommitStatus]:
+    async def _send(
+        self, granted: dict[BlockProgress, PayloadWrite], open_blocks: dict[BlockProgress, None]
+    ) -> dict[BlockProgress, CommitStatus]:
         """Bytes, then the commit. A refused write token counts as a reservation that ran out."""
+        await self._make(granted, open_blocks)
+        if not granted:
+            return {}
         refused = await self._nodes.write(self._node_id, list(granted.values()))
         statuses = {block: CommitStatus.EXPIRED for block, write in granted.items() if write.write_token in refused}
         taken = {block: write.write_token for block, write in granted.items() if write.write_token not in refused}
@@ -178,6 +210,28 @@ class _NodePut:
             answers = await self._nodes.call(self._node_id, lambda stub: stub.commit(items, timeout=self._config.rpc_timeout))
             statuses |= zip(taken, answers, strict=True)
         return statuses
+
+    async def _make(self, granted: dict[BlockProgress, PayloadWrite], open_blocks: dict[BlockProgress, None]) -> None:
+        """What is to be made: in the node's arena if it can be. A block whose maker fails is settled, and no longer granted."""
+        waiting = [block for block in granted if block.maker is not None]
+        arena = await self._nodes.arena(self._node_id) if waiting else None
+        for block in waiting:
+            write = granted[block]
+            assert block.maker is not None
+            room = None if arena is None else arena.room(write.arena_offset, block.size)
+            try:
+                if room is None:
+                    _make_here(block)
+                    granted[block] = dataclasses.replace(write, payload=block.payload)
+                elif time.monotonic_ns() < write.end_by:
+                    if block.size <= INLINE_COPY_BYTES:
+                        block.checksum = _make_in(room, block.maker)
+                    else:
+                        block.checksum = await asyncio.to_thread(_make_in, room, block.maker)
+                    granted[block] = dataclasses.replace(write, payload=room, in_place=True)
+            except CodecFailure as failure:
+                del granted[block]
+                self._fail(block, failure.reason, open_blocks)
 
     def _hold(self, block: BlockProgress, open_blocks: dict[BlockProgress, None], *, existed: bool) -> None:
         del open_blocks[block]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kvstore.client.answers import PutOutcome
+from kvstore.client.answers import PayloadMaker, PutOutcome
 from kvstore.ids import BlockRef
 from kvstore.units import Nanos
 
@@ -15,14 +15,23 @@ class BlockProgress:
     """One block: replicas that hold it, that failed, that have not answered yet."""
 
     ref: BlockRef
-    payload: bytes
+    payload: bytes | memoryview
+    """Empty while there is a `maker`."""
     checksum: int
     ttl: Nanos | None = None
     outstanding: int = 0
     stored: int = 0
     existed: int = 0
+    durable: int = 0
+    """Of the stored ones: those whose node has the block on its SSD already."""
     reasons: list[str] = field(default_factory=list)
     """One per replica that should hold it and does not."""
+    maker: PayloadMaker | None = None
+    """Of a payload that is to be made in its place."""
+
+    @property
+    def size(self) -> int:
+        return len(self.payload) if self.maker is None else self.maker.payload_bytes
 
     def settled(self, *, replicas_needed: int) -> bool:
         """Nothing that matters to the asked acknowledgement is open."""
@@ -51,10 +60,13 @@ class PutProgress:
 
     @property
     def outstanding_bytes(self) -> int:
-        return sum(block.outstanding * len(block.payload) for block in {id(block): block for block in self.blocks}.values())
+        return sum(block.outstanding * block.size for block in {id(block): block for block in self.blocks}.values())
 
     def outcomes(self) -> tuple[PutOutcome, ...]:
         return tuple(block.outcome(replicas_needed=self.replicas_needed) for block in self.blocks)
+
+    def durable(self) -> tuple[int, ...]:
+        return tuple(block.durable for block in self.blocks)
 
     def reasons(self) -> Counter[str]:
         return Counter(reason for block in self.blocks for reason in block.reasons)

@@ -20,6 +20,7 @@ from kvstore.units import Nanos
 READABLE_STATES = frozenset({MemberState.ACTIVE, MemberState.DRAINING, MemberState.SUSPECT})
 """States in which a store answers readers."""
 
+_MOST_ORDERS = 1 << 16
 _MOST_PREVIOUS_VIEWS = 4
 
 
@@ -35,6 +36,8 @@ class Router:
         self._circuits: dict[NodeId, Circuit] = {}
         self._previous: deque[tuple[Nanos, View]] = deque(maxlen=_MOST_PREVIOUS_VIEWS)
         """Views with other owners, newest last, each with the time until which it is asked."""
+        self._orders: dict[StripeId, tuple[NodeId, ...]] = {}
+        """What `readers` begins with, found once a stripe: a third of the CPU of an acquire of 1,000 blocks otherwise."""
 
     @property
     def view(self) -> View:
@@ -44,8 +47,10 @@ class Router:
         """Take over a view; False when it is the one known or older. A restarted node gets a fresh circuit."""
         while self._previous and self._previous[0][0] <= now:
             self._previous.popleft()
+            self._orders.clear()
         if view.epoch <= self._view.epoch:
             return False
+        self._orders.clear()
         if _owners_part(view) != _owners_part(self._view) and self._view.epoch >= 0:
             self._previous.append((Nanos(now + self._config.previous_views), self._view))
         self._view = view
@@ -79,12 +84,21 @@ class Router:
 
     def readers(self, stripe: StripeId) -> tuple[NodeId, ...]:
         """Whom to ask for the stripe's blocks, in this order: usable owners, suspects behind the others, then owners of before."""
+        order = self._orders.get(stripe)
+        if order is None:
+            if len(self._orders) >= _MOST_ORDERS:
+                self._orders.clear()
+            order = self._orders[stripe] = self._order(stripe)
+        return tuple([node_id for node_id in order if self.usable(node_id)])
+
+    def _order(self, stripe: StripeId) -> tuple[NodeId, ...]:
+        """As `readers`, whether or not they can be asked now."""
         owners = self.owners(stripe)
         order = [node_id for node_id in owners if self._state(node_id) is not MemberState.SUSPECT]
         order += [node_id for node_id in owners if self._state(node_id) is MemberState.SUSPECT]
         for view in (_with_leavers(self._view), *(view for _, view in reversed(self._previous))):
             order += [node_id for node_id in place(stripe, view, replicas=self.replicas) if node_id not in order]
-        return tuple(node_id for node_id in order if self.usable(node_id))
+        return tuple(order)
 
     def next_reader(self, stripe: StripeId, *, asked: Collection[NodeId]) -> NodeId | None:
         """The first reader not asked yet; None: give up, the block is a miss."""

@@ -44,6 +44,12 @@ class CommitStatus(IntEnum):
     EXPIRED = 2
     BAD_CHECKSUM = 3
     INCOMPLETE = 4
+    DURABLE = 5
+    """STORED, and on the SSD: a crash does not lose it. Given with write_through alone."""
+
+    @property
+    def is_stored(self) -> bool:
+        return self in (CommitStatus.STORED, CommitStatus.DURABLE)
 
 
 class ReserveItem(NamedTuple):
@@ -411,18 +417,40 @@ class AnswerDescribe:
     """None: not here."""
 
 
+class ListCursor:
+    """Where a walk through all blocks stands. The caller hands it back unchanged; who drops it, ends the walk."""
+
+    __slots__ = ("hashes", "key_space", "key_spaces")
+
+    def __init__(self, key_spaces: list[KeySpace]) -> None:
+        self.key_spaces = key_spaces
+        """Still to be walked."""
+        self.key_space: KeySpace | None = None
+        """Being walked."""
+        self.hashes: list[BlockHash] = []
+        """What is left of it, the next one last."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListRequested:
-    """Every readable block, for repair (what should a peer have?) and scrub (which copies to verify?). Comes back: AnswerList, at once: a
-    snapshot, O(blocks)."""
+    """Every readable block, step by step, for repair (what should a peer have?) and scrub (which copies to verify?). Comes back:
+    AnswerList, at once."""
 
     request_id: RequestId
+    cursor: ListCursor | None = None
+    """Of the answer before; None: from the start."""
+    at_most: int = 1024
+    """Blocks of one answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerList:
     request_id: RequestId
-    blocks: tuple[tuple[KeySpace, tuple[OwnedBlock, ...]], ...]
+    key_space: KeySpace | None
+    """Of all blocks of this answer; None: nothing is here."""
+    blocks: tuple[OwnedBlock, ...]
+    cursor: ListCursor | None
+    """None: that was all."""
 
 
 # --- tiers: copies between them, regions of the SSD -------------------------------------------------------------------------------------
@@ -515,6 +543,9 @@ class RecoveredRegion(NamedTuple):
     sealed: bool
     """Had a valid footer. If not, the shell scanned record headers and verified each payload before it reports the record."""
     records: tuple[RecoveredRecord, ...]
+    unreadable: bool = False
+    """Its header could not be read, which does not mean that nothing is there: it is voided before it counts as free. Or blocks that are
+    deleted meanwhile would be back when a later restart can read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -535,15 +566,29 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
-    """Graceful stop: no reservation is granted from now on; host copies are demoted, hottest first, and the open region is sealed. Comes
-    back: AnswerStop when nothing is left to do. The shell has its own deadline and may exit before."""
+    """Graceful stop: no reservation is granted from now on; host copies are demoted, those of the hottest chains first and heads before
+    tails, and the open region is sealed. Comes back: AnswerStop when nothing is left to do or the time is over."""
 
     request_id: RequestId
+    within: Nanos | None = None
+    """Of which an eighth is kept for the sealing. None: no bound. A hung disk can outlast it: the shell has a timer of its own."""
+
+
+class StopReport(NamedTuple):
+    """Of blocks that were in the host tier alone when the stop began."""
+
+    kept_blocks: int
+    """On the SSD now."""
+    kept_bytes: Bytes
+    left_blocks: int
+    """Still in the host tier alone: lost with it."""
+    left_bytes: Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerStop:
     request_id: RequestId
+    report: StopReport
 
 
 class NoteKind(StrEnum):

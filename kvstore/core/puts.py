@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.copies import CopyEvent, CopyState
+from kvstore.core.durability import Settled
 from kvstore.core.events import (
     AnswerCommit,
     AnswerReserve,
@@ -36,12 +37,13 @@ _MOST_WAITING = 256
 
 
 class _CommitBatch:
-    """One CommitRequested until its last verification."""
+    """One CommitRequested until its last item is settled."""
 
     def __init__(self, request_id: RequestId, size: int) -> None:
         self.request_id = request_id
         self.statuses = [CommitStatus.EXPIRED] * size
-        self.verifying = 0
+        self.open = 0
+        """Items that are being verified, or wait for the disk."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,12 +57,16 @@ class _Waiting:
 
 
 class Puts:
-    def __init__(self, stock: Stock, *, room_is_coming: Callable[[], bool], patience: Nanos) -> None:
+    def __init__(
+        self, stock: Stock, *, room_is_coming: Callable[[], bool], patience: Nanos, durability: Callable[[Entry, Settled], bool] | None
+    ) -> None:
         """`room_is_coming`: demotions under way will make host copies spare. A reservation waits for that as long as `patience`, so that a
-        burst of puts faster than the disk costs time and not blocks."""
+        burst of puts faster than the disk costs time and not blocks.
+        `durability`: whether the commit of a block shall wait for the disk, and if so a call when it is there, or will not be."""
         self._stock = stock
         self._room_is_coming = room_is_coming
         self._patience = patience
+        self._durability = durability
         self._waiting: deque[_Waiting] = deque()
         self.stopping = False
 
@@ -123,6 +129,7 @@ class Puts:
             stock.evict_of_namespace(namespace, missing)
             if stock.quota.missing(namespace, length):
                 return ReserveGrant(ReserveStatus.QUOTA)
+        stock.largest_payload = max(stock.largest_payload, length)
         extent = stock.spare_host_room(length)
         if extent is None:
             if may_wait and self._room_is_coming():
@@ -150,21 +157,30 @@ class Puts:
             self._refuse(reservation)
             return
         reservation.copy.on(CopyEvent.COMMIT_ASKED)
-        batch.verifying += 1
+        batch.open += 1
 
         def on_outcome(outcome: VerifyOutcome) -> None:
-            batch.statuses[at] = self._verified(reservation, item.checksum, outcome)
-            batch.verifying -= 1
+            status, entry = self._verified(reservation, item.checksum, outcome)
+            if entry is None or self._durability is None or not self._durability(entry, on_durable):
+                settle(status)
+
+        def on_durable(durable: bool) -> None:
+            settle(CommitStatus.DURABLE if durable else CommitStatus.STORED)
+
+        def settle(status: CommitStatus) -> None:
+            batch.statuses[at] = status
+            batch.open -= 1
             self._answer_if_done(batch)
 
         operation = stock.verifications.start(on_outcome)
         stock.say(VerifyExtent(operation=operation, extent=reservation.copy.extent, checksum=item.checksum))
 
-    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> CommitStatus:
+    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> tuple[CommitStatus, Entry | None]:
+        """With what was listed."""
         stock, copy = self._stock, reservation.copy
         if reservation.doomed or outcome is not VerifyOutcome.OK:
             self._refuse(reservation)
-            return CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM
+            return CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM, None
         stock.reservations.close(reservation)
         copy.on(CopyEvent.VERIFIED)
         entry = Entry(
@@ -177,10 +193,10 @@ class Puts:
         stock.add_copy(entry, copy)
         stock.list_entry(entry)
         stock.note(NoteKind.STORED, "put", entry, copy.tier)
-        return CommitStatus.STORED
+        return CommitStatus.STORED, entry
 
     def _answer_if_done(self, batch: _CommitBatch) -> None:
-        if batch.verifying == 0:
+        if batch.open == 0:
             self._stock.say(AnswerCommit(request_id=batch.request_id, statuses=tuple(batch.statuses)))
 
     def abandon(self, event: ReservationsAbandoned) -> None:

@@ -17,7 +17,7 @@ def recover_region(
     region: int,
     region_bytes: int,
 ) -> RecoveredRegion | None:
-    """None: the region is free.
+    """None: the region is free. One whose header could not be read is not: it comes back as `unreadable`.
 
     `read(offset, length)` gives bytes of the region, fewer only at a fault; `is_intact(record)` reads the payload and compares its
     checksum. A region with a footer is believed: the footer was written after all its payloads were down. Without one, each payload is
@@ -28,7 +28,10 @@ def recover_region(
 
     Cost: 3 reads with a footer; else one per record and one per block of free room, and all payloads.
     """
-    header = decode_region_header(read(0, HEADER_BYTES))
+    first = read(0, HEADER_BYTES)
+    if len(first) < HEADER_BYTES:
+        return RecoveredRegion(region=region, sequence=0, nonce=b"", sealed=False, records=(), unreadable=True)
+    header = decode_region_header(first)
     if header is None or header.region != region:
         return None
     if header.region_bytes != region_bytes:

@@ -126,6 +126,7 @@ class RegionTable:
         self._nonce_seed = nonce_seed
         self._sealed: dict[int, None] = {}
         self._reclaiming: dict[int, None] = {}  # EMPTYING and DROPPING
+        self._unread: dict[int, None] = {}
         self.live_bytes = 0
         """Room of all READABLE records, headers included."""
         self.changed: dict[int, None] = {}
@@ -291,6 +292,7 @@ class RegionTable:
             self._sealed[region.number] = None
             return
         region.on(RegionEvent.DROPPED)
+        self._unread.pop(region.number, None)
         assert not region.live
         region.dead = {}
         region.header = None
@@ -309,6 +311,21 @@ class RegionTable:
         self._sequence = max(self._sequence, header.sequence)
         self.changed[region.number] = None
         return region
+
+    def recover_unreadable(self, number: int) -> None:
+        """Nobody knows what is in the region: it is empty, and so the next to be voided."""
+        region = self._regions[number]
+        del self._free[number]
+        region.on(RegionEvent.RECOVERED)
+        region.cursor = HEADER_BYTES
+        self._sealed[number] = None
+        self._unread[number] = None
+        self.changed[number] = None
+
+    @property
+    def unread(self) -> list[Region]:
+        """Regions that may hold records of any block, and are not voided yet."""
+        return [self._regions[number] for number in self._unread]
 
 
 def record_bytes(length: int) -> int:

@@ -21,7 +21,7 @@ from kvstore.core.events import (
     ReadOutcome,
     VerifyOutcome,
 )
-from kvstore.core.eviction import EvictionPolicy
+from kvstore.core.eviction import EvictionPolicy, EvictionQueue
 from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry, Index
@@ -31,7 +31,7 @@ from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.region import RegionTable
 from kvstore.core.reservation import ReservationTable
-from kvstore.core.store_config import StoreConfig
+from kvstore.core.store_config import StoreConfig, WritePolicy
 from kvstore.ids import BlockHash, BootId, Generation, KeySpace, Namespace
 from kvstore.units import Nanos
 
@@ -60,6 +60,13 @@ class Stock:
         self._twins = self.policy.queue(_is_spare_twin)
         self._last_host_copies = self.policy.queue(_is_last_and_loose)
         self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
+        self._undemoted_cold: EvictionQueue | None = None
+        if config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION:
+            self._undemoted_cold = self.policy.queue(_is_in_host_alone)
+        self.twin_bytes = 0
+        """Of host copies that are on SSD too: room that costs no block its last copy."""
+        self.largest_payload = 0
+        """That was ever asked to be put."""
         self._scan_would_fail = False
         ids = OperationIds(first=first)
         self.verifications: Operations[VerifyOutcome] = Operations(ids)
@@ -131,12 +138,16 @@ class Stock:
         assert copy.state is _READABLE
         if copy.tier is Tier.HOST:
             entry.settle(copy)
-            if not entry.readable_ssd:
+            if entry.readable_ssd:
+                self.twin_bytes += copy.length
+            else:
                 self.want_demotion(entry)
         else:
             assert entry.ssd is None
             assert self.regions is not None
             entry.settle(copy)
+            if entry.readable_host:
+                self.twin_bytes += copy.length
             self.regions.add_live(copy, entry)
             self.undemoted.pop(entry, None)
 
@@ -174,6 +185,8 @@ class Stock:
 
     def _leave_readable(self, entry: Entry, copy: Copy, event: CopyEvent) -> None:
         copy.on(event)
+        if entry.readable:
+            self.twin_bytes -= copy.length
         if copy.tier is Tier.SSD:
             assert self.regions is not None
             self.regions.remove_live(copy)
@@ -278,8 +291,11 @@ class Stock:
         if host is not None and host.state is _READABLE and host.holds == 0:
             if on_ssd:
                 self._twins.offer(entry)
-            elif entry.children == 0:
-                self._last_host_copies.offer(entry)
+            else:
+                if self._undemoted_cold is not None:
+                    self._undemoted_cold.offer(entry)
+                if entry.children == 0:
+                    self._last_host_copies.offer(entry)
         if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
             self._ssd_copies.offer(entry)
 
@@ -290,7 +306,9 @@ class Stock:
         assert entry.leases == 0
         assert copy.holds == 0
         self.note(NoteKind.EVICTED, reason, entry, tier)
-        queues = (self._twins, self._last_host_copies) if tier is Tier.HOST else (self._ssd_copies,)
+        queues = [self._twins, self._last_host_copies] if tier is Tier.HOST else [self._ssd_copies]
+        if self._undemoted_cold is not None and tier is Tier.HOST:
+            queues.append(self._undemoted_cold)
         other = entry.ssd if tier is Tier.HOST else entry.host
         if other is None or other.state is not _READABLE:
             self.unlist(entry, evicted=True)
@@ -345,6 +363,10 @@ class Stock:
                 break
         self._scan_would_fail = freed == 0
         return freed > 0
+
+    def coldest_in_host_alone(self) -> Entry | None:
+        """on_eviction: the next to be demoted, heads as well as tails, for nothing is lost; it is offered again when its move has ended."""
+        return None if self._undemoted_cold is None else self._undemoted_cold.take()
 
     def evict_from_ssd(self) -> bool:
         """Forgets the coldest SSD copy that may go. False: there is none."""
@@ -419,6 +441,10 @@ def _is_spare_twin(entry: Entry) -> bool:
 
 def _is_last_and_loose(entry: Entry) -> bool:
     return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd and entry.children == 0
+
+
+def _is_in_host_alone(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd
 
 
 def _is_loose_on_ssd(entry: Entry) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.expiry import MAX_TTL
@@ -15,13 +16,27 @@ from kvstore.ids import Namespace
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 
+class WritePolicy(StrEnum):
+    """When a block that was put is written to the SSD."""
+
+    WRITE_BACK = "write_back"
+    """In the background, in the order they came, once the host tier is filled above `demote_above`."""
+    WRITE_THROUGH = "write_through"
+    """At once, and its commit is answered when it is there."""
+    ON_EVICTION = "on_eviction"
+    """Shortly before its host copy goes, coldest first: what is deleted, ends or stays hot is never written."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SsdConfig:
     capacity: Bytes = Bytes(GIB)
     """Of all region files together; what does not fill a region is not used."""
     region_bytes: Bytes = Bytes(64 * MIB)
+    write_policy: WritePolicy = WritePolicy.WRITE_BACK
     demote_above: float = 0.5
-    """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    """write_back: share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    durable_within: Nanos = seconds(1)
+    """write_through: how long a commit waits for the disk before its block is called stored and not durable."""
     max_moves: int = 8
     """Demotions, promotions and relocations under way at a time."""
     patience: Nanos = milliseconds(500)
@@ -42,6 +57,7 @@ class SsdConfig:
             0 <= self.demote_above <= 1
             and 0 < self.min_dead_share < 1
             and self.max_moves >= 1
+            and self.durable_within > 0
             and self.retry_after > 0 < self.retry_after_while_stopping
         ):
             raise ConfigError(f"ssd: shares must be from 0 to 1, max_moves and retry_after above 0: {self}")

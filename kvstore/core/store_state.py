@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from kvstore.core.events import (
     AcquireRequested,
     AnswerDescribe,
-    AnswerList,
     AnswerLocate,
     AnswerStop,
     BlockPlace,
@@ -22,7 +21,6 @@ from kvstore.core.events import (
     Instruction,
     ListRequested,
     LocateRequested,
-    OwnedBlock,
     ProbeRequested,
     ReadFinished,
     ReadRequested,
@@ -32,6 +30,7 @@ from kvstore.core.events import (
     RenewRequested,
     ReservationsAbandoned,
     ReserveRequested,
+    StopReport,
     StopRequested,
     Tick,
     VerifyRequested,
@@ -40,6 +39,7 @@ from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.extent import Tier
 from kvstore.core.gets import Gets
 from kvstore.core.index import Entry
+from kvstore.core.listing import list_step, owned_block
 from kvstore.core.puts import Puts
 from kvstore.core.removals import Removals
 from kvstore.core.scrubs import Scrubs
@@ -87,11 +87,12 @@ class StoreState:
         self._stock = stock
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
-            self._tiering = Tiering(stock, config.ssd, stock.regions)
+            self._tiering = Tiering(stock, config.ssd, stock.regions, report=self.stop_report)
         self._puts = Puts(
             stock,
             room_is_coming=self._tiering.demotes_now if self._tiering is not None else lambda: False,
             patience=config.ssd.patience if config.ssd is not None else Nanos(0),
+            durability=self._tiering.durability if self._tiering is not None else None,
         )
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd)
@@ -146,7 +147,7 @@ class StoreState:
             case DescribeRequested():
                 self._describe(event)
             case ListRequested():
-                self._list(event)
+                self._stock.say(list_step(self._stock, event))
             case RegionsRecovered():
                 assert self._tiering is not None
                 self._tiering.recover(event)
@@ -157,9 +158,15 @@ class StoreState:
             case StopRequested():
                 self._puts.stopping = True
                 if self._tiering is None:
-                    self._stock.say(AnswerStop(request_id=event.request_id))
+                    self._stock.say(AnswerStop(request_id=event.request_id, report=self.stop_report()))
                 else:
-                    self._tiering.stop(event.request_id)
+                    self._tiering.stop(event.request_id, within=event.within)
+
+    def stop_report(self) -> StopReport:
+        """How far the stop has come. Cost: O(blocks)."""
+        kept = self._tiering.kept if self._tiering is not None else []
+        left = [entry.length for entry in self._stock.index if not entry.readable_ssd]
+        return StopReport(len(kept), Bytes(sum(kept)), len(left), Bytes(sum(left)))
 
     def status(self) -> StoreStatus:
         """Cost: O(counters)."""
@@ -196,23 +203,9 @@ class StoreState:
             places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
         self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
 
-    def _owned(self, entry: Entry) -> OwnedBlock:
-        return OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers, self._stock.ttl_left(entry))
-
     def _describe(self, event: DescribeRequested) -> None:
         self._stock.end_due_among(event.key_space, event.hashes)
         entries = self._stock.index.entries(event.key_space)
         found = [entries.get(block) for block in event.hashes]
-        blocks = tuple(None if entry is None else self._owned(entry) for entry in found)
+        blocks = tuple(None if entry is None else owned_block(self._stock, entry) for entry in found)
         self._stock.say(AnswerDescribe(request_id=event.request_id, blocks=blocks))
-
-    def _list(self, event: ListRequested) -> None:
-        index = self._stock.index
-        blocks = tuple(
-            (
-                key_space,
-                tuple(self._owned(entry) for entry in index.entries(key_space).values()),
-            )
-            for key_space in index.key_spaces()
-        )
-        self._stock.say(AnswerList(request_id=event.request_id, blocks=blocks))

@@ -1,4 +1,4 @@
-"""Tiering: demotion to the SSD, promotion back, and the turning of regions. Write-back: a put never waits for the disk.
+"""Tiering: demotion to the SSD, promotion back, and the turning of regions.
 
 All work here is started by `pump`, after every event, within bounds: so many moves under way, none while the disk is being left alone after
 a failed write.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.durability import Durability, Settled
 from kvstore.core.events import (
     AnswerStop,
     CopyExtent,
@@ -20,6 +21,7 @@ from kvstore.core.events import (
     NoteKind,
     OperationId,
     RegionsRecovered,
+    StopReport,
 )
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
@@ -28,7 +30,7 @@ from kvstore.core.recovered import newest_records, region_header
 from kvstore.core.region import Region, RegionState, RegionTable, record_of
 from kvstore.core.region_writer import RegionWriter
 from kvstore.core.stock import Stock
-from kvstore.core.store_config import SsdConfig
+from kvstore.core.store_config import SsdConfig, WritePolicy
 from kvstore.ids import BlockHash, Generation, KeySpace, RequestId
 from kvstore.units import Nanos
 
@@ -39,6 +41,8 @@ _DONE_NOTES = {
     CopyReason.PROMOTE: NoteKind.PROMOTED,
     CopyReason.RELOCATE: NoteKind.RELOCATED,
 }
+_MOVES_OF_A_STOP = 4
+"""Times as many moves as usual: nobody reads any more, and small records need many to a sync."""
 _EVICTIONS_PER_PUMP = 256
 """So that one event never stalls the others for long: some milliseconds."""
 
@@ -63,7 +67,8 @@ class _Erasure:
 
 
 class Tiering:
-    def __init__(self, stock: Stock, config: SsdConfig, regions: RegionTable) -> None:
+    def __init__(self, stock: Stock, config: SsdConfig, regions: RegionTable, *, report: Callable[[], StopReport]) -> None:
+        """`report`: how far a stop has come, for its answer."""
         self._stock = stock
         self._config = config
         self._regions = regions
@@ -72,8 +77,15 @@ class Tiering:
         self._erasures: dict[tuple[KeySpace, BlockHash], _Erasure] = {}
         self._emptying: Region | None = None
         self._ready = False
+        self._report = report
         self._stop: RequestId | None = None
-        self._demote_from = int(config.demote_above * stock.arena.capacity)
+        self._stop_until: Nanos | None = None
+        self.kept: list[int] = []
+        """Lengths of the blocks that a stop has put on the SSD so far."""
+        self._durable = Durability(config.durable_within)
+        self._demoting_bytes = 0
+        share = 0.0 if config.write_policy is WritePolicy.WRITE_THROUGH else config.demote_above
+        self._demote_from = int(share * stock.arena.capacity)
 
     # --- the doors ----------------------------------------------------------------------------------------------------------------------
 
@@ -83,6 +95,9 @@ class Tiering:
         assert not len(stock.index)
         self._ready = True
         for found in event.regions:
+            if found.unreadable:
+                regions.recover_unreadable(found.region)
+                continue
             end = max((record.offset + HEADER_BYTES + record.length for record in found.records), default=HEADER_BYTES)
             cursor = min(end, regions.region_bytes) if found.sealed else regions.region_bytes
             regions.recover(region_header(found, region_bytes=regions.region_bytes), cursor=cursor, footer_stale=not found.sealed)
@@ -107,12 +122,37 @@ class Tiering:
             stock.list_entry(entry)
         stock.note(NoteKind.RECOVERED, "restart", tier=Tier.SSD, payload_bytes=sum(record.length for _, record in live))
 
-    def stop(self, request_id: RequestId) -> None:
-        """From now on everything in the host tier is worth demoting, hottest first. Heads are hotter than what follows them."""
+    def stop(self, request_id: RequestId, *, within: Nanos | None) -> None:
+        """From now on everything in the host tier is worth demoting, the hottest first, but no block before its head: whenever the time is
+        over, what is on the SSD is whole prefixes. Cost: O(n log n)."""
         self._stop = request_id
+        if within is not None:
+            self._stop_until = Nanos(self._stock.now + within - within // 8)
         self._writer.hurry()
-        hottest_first = sorted(self._stock.undemoted, key=lambda entry: (-entry.last_used, entry.index))
-        self._stock.undemoted = OrderedDict.fromkeys(hottest_first)
+        stock = self._stock
+        order: OrderedDict[Entry, None] = OrderedDict()
+        for entry in sorted(stock.undemoted, key=lambda entry: (-entry.last_used, entry.index)):
+            line = []
+            while entry not in order and entry in stock.undemoted:
+                line.append(entry)
+                parent = stock.index.get(entry.key_space, entry.parent)
+                if parent is None:
+                    break
+                entry = parent
+            order.update(dict.fromkeys(reversed(line)))
+        stock.undemoted = order
+
+    def durability(self, entry: Entry, settled: Settled) -> bool:
+        """write_through: the block, just listed, is on its way to the SSD, and `settled` is called when it is there or will not be. False:
+        nothing is to be waited for."""
+        return (
+            self._config.write_policy is WritePolicy.WRITE_THROUGH
+            and self._ready
+            and self._stop is None
+            and self._stock.now >= self._writer.paused_until
+            and self._worth_demoting(entry)
+            and self._durable.wait(entry, settled, now=self._stock.now)
+        )
 
     def demotes_now(self) -> bool:
         """Demotions are under way, or as good as: host copies become spare soon."""
@@ -149,6 +189,9 @@ class Tiering:
         for region, record in self._regions.take_dead(key_space, block):
             erasure.left += 1
             self._writer.erase(region, record, part_erased)
+        for region in self._regions.unread:
+            erasure.left += 1
+            region.waiting_for_footer.append(part_erased)
         for move in self._moves.values():
             if (
                 move.target.tier is Tier.SSD
@@ -177,6 +220,7 @@ class Tiering:
     def pump(self, now: Nanos) -> None:
         """Starts what may start now."""
         stock = self._stock
+        self._durable.sweep(now)
         while stock.spoiled:
             key_space, block = stock.spoiled.pop()
             self.erase(key_space, block, lambda ok: None)
@@ -190,17 +234,23 @@ class Tiering:
         self._demote()
         self._writer.step_changed()
         if self._stop is not None and not self._moves and not stock.undemoted and self._writer.quiet():
-            stock.say(AnswerStop(request_id=self._stop))
+            stock.say(AnswerStop(request_id=self._stop, report=self._report()))
             self._stop = None
 
     def _demote(self) -> None:
         stock = self._stock
-        while stock.undemoted and len(self._moves) < self._config.max_moves:
+        if self._stop is None and self._config.write_policy is WritePolicy.ON_EVICTION:
+            self._demote_coldest()
+            return
+        if self._stop_until is not None and stock.now >= self._stop_until:
+            stock.undemoted.clear()
+        while stock.undemoted and len(self._moves) < self._most_moves:
             if self._stop is None and stock.arena.used <= self._demote_from:
                 return
             entry = next(iter(stock.undemoted))
             if not self._worth_demoting(entry):
                 del stock.undemoted[entry]
+                self._durable.settle(entry, durable=False)
                 continue
             if not self._has_room(entry, last_resort=False):
                 return
@@ -209,6 +259,29 @@ class Tiering:
             self._start(entry, entry.host, self._record_room(entry), CopyReason.DEMOTE)
         if self._stop is not None and not stock.undemoted and not self._moves:
             self._regions.fill()
+
+    @property
+    def _most_moves(self) -> int:
+        return self._config.max_moves if self._stop is None else _MOVES_OF_A_STOP * self._config.max_moves
+
+    def _demote_coldest(self) -> None:
+        """on_eviction: keeps a sixteenth of the host tier, or the largest payload, free or free for the taking."""
+        stock = self._stock
+        margin = min(max(stock.arena.capacity // 16, stock.largest_payload), stock.arena.capacity // 2)
+        while len(self._moves) < self._config.max_moves:
+            if stock.arena.used - stock.twin_bytes - self._demoting_bytes <= stock.arena.capacity - margin:
+                return
+            entry = stock.coldest_in_host_alone()
+            if entry is None:
+                return
+            if not self._worth_demoting(entry):
+                continue
+            if not self._has_room(entry, last_resort=False):
+                stock.offer(entry)
+                return
+            stock.undemoted.pop(entry, None)
+            assert entry.host is not None
+            self._start(entry, entry.host, self._record_room(entry), CopyReason.DEMOTE)
 
     def _worth_demoting(self, entry: Entry) -> bool:
         return (
@@ -277,6 +350,8 @@ class Tiering:
         operation = self._stock.moves.start(lambda outcome: self._finish(operation, outcome))
         self._moves[operation] = move
         entry.move = operation
+        if reason is CopyReason.DEMOTE:
+            self._demoting_bytes += entry.length
         header = b""
         if target.tier is Tier.SSD:
             region = self._regions[target.region].header
@@ -297,6 +372,8 @@ class Tiering:
         stock, move = self._stock, self._moves.pop(operation)
         entry, source, target = move.entry, move.source, move.target
         entry.move = None
+        if move.reason is CopyReason.DEMOTE:
+            self._demoting_bytes -= entry.length
         doomed = operation in stock.doomed_moves
         stock.doomed_moves.discard(operation)
         if target.tier is Tier.SSD:
@@ -309,7 +386,12 @@ class Tiering:
             else:
                 stock.add_copy(entry, target)
             stock.note(_DONE_NOTES[move.reason], "done", entry, target.tier)
+            if move.reason is CopyReason.DEMOTE:
+                self._durable.settle(entry, durable=True)
+                if self._stop is not None:
+                    self.kept.append(entry.length)
         else:
+            self._durable.settle(entry, durable=False)
             self._undo(move, outcome)
         if outcome is CopyOutcome.SOURCE_CORRUPT:
             stock.quarantine(entry, source, "checksum")

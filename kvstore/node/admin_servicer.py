@@ -10,12 +10,10 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.events import (
     AnswerEvict,
-    AnswerList,
     AnswerLocate,
     AnswerVerify,
     CopyVerdict,
     EvictRequested,
-    ListRequested,
     LocateRequested,
     VerifyRequested,
 )
@@ -25,6 +23,7 @@ from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
 from kvstore.node.repairer import Repairer
+from kvstore.node.walk import walk
 from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto
 from kvstore.rpc.server import guarded
 
@@ -91,17 +90,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
     @guarded
     async def Verify(self, request: admin_pb2.VerifyRequest, context: Any) -> None:
         """One copy after the other, so that it takes at most one thread from readers."""
-        answer = await self._node.ask(ListRequested(request_id=self._node.next_request_id()), AnswerList)
-        copies = [(key_space, owned.block.hash, tier) for key_space, blocks in answer.blocks for owned in blocks for tier in owned.tiers]
-        progress = admin_pb2.VerifyProgress(total_copies=len(copies))
-        for number, (key_space, digest, tier) in enumerate(copies, start=1):
-            verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=digest, tier=tier)
-            verdict = await self._node.ask(verify, AnswerVerify)
-            progress.checked_copies = number
-            progress.checked_bytes += verdict.checked_bytes
-            progress.bad_copies += verdict.verdict is CopyVerdict.BAD
-            if number % _PROGRESS_EVERY == 0:
-                await context.write(progress)
+        progress = admin_pb2.VerifyProgress(total_copies=sum(tier.copies for tier in self._node.state.status().tiers))
+        async with aclosing(walk(self._node)) as blocks:
+            async for key_space, owned in blocks:
+                for tier in owned.tiers:
+                    verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=owned.block.hash, tier=tier)
+                    verdict = await self._node.ask(verify, AnswerVerify)
+                    progress.checked_copies += 1
+                    progress.checked_bytes += verdict.checked_bytes
+                    progress.bad_copies += verdict.verdict is CopyVerdict.BAD
+                    if progress.checked_copies % _PROGRESS_EVERY == 0:
+                        progress.total_copies = max(progress.total_copies, progress.checked_copies)
+                        await context.write(progress)
+        progress.total_copies = progress.checked_copies
         await context.write(progress)
 
     @guarded

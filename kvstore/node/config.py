@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
-from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
 from kvstore.node.repair_config import RepairConfig
@@ -62,8 +62,11 @@ class NodeConfig:
     """Whether a folder that another format or region size laid out is emptied at the start. false: it is refused, nothing in it touched."""
     region_bytes: Bytes = Bytes(64 * MIB)
     """What is written front to back in one file and reclaimed whole. A payload must fit into one."""
+    write_policy: WritePolicy = WritePolicy.WRITE_BACK
+    """When blocks are written to the SSD: write_back (in the background), write_through (a put is answered when they are there),
+    on_eviction (shortly before they leave the host tier)."""
     demote_above: float = 0.5
-    """Share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
+    """write_back: share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
     eviction: PolicyName = PolicyName.LRU
     """Which blocks go first when room is needed: lru, s3fifo or adaptive. Compare them on a trace of your own: kvctl replay."""
     ssd_moves: int = 64
@@ -133,12 +136,18 @@ class NodeConfig:
             raise ConfigError(f"drain_deadline must not be negative: {self.drain_deadline}")
         if self.tick_every * 3 > min(self.lease_ttl, self.reservation_ttl):
             raise ConfigError(f"tick_every ({self.tick_every} ns) must be at most a third of lease_ttl and reservation_ttl")
+        if self.ssd_path is None and self.write_policy is not WritePolicy.WRITE_BACK:
+            raise ConfigError(f"write_policy {self.write_policy.value} needs an SSD tier: set ssd_path")
         self.store_config()
 
     def store_config(self) -> StoreConfig:
         """The part that the core is built with; it checks the relations between its own keys. Raises ConfigError."""
         ssd = SsdConfig(
-            capacity=self.ssd_capacity, region_bytes=self.region_bytes, demote_above=self.demote_above, max_moves=self.ssd_moves
+            capacity=self.ssd_capacity,
+            region_bytes=self.region_bytes,
+            write_policy=self.write_policy,
+            demote_above=self.demote_above,
+            max_moves=self.ssd_moves,
         )
         max_ttl = max(self.lease_ttl, _MAX_LEASE_TTL)
         return StoreConfig(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
+
 from kvstore.core.catalog import Catalog
-from kvstore.core.events import AnswerList, ListRequested, Note, NoteKind
+from kvstore.core.events import Note, NoteKind
 from kvstore.core.store_state import StoreState
 from kvstore.node.node import Node
+from kvstore.node.walk import walk
 
 _MAY_UNLIST = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED, NoteKind.EXPIRED})
 
@@ -26,8 +29,7 @@ class Inventory:
             self.catalog.remove(note.block.stripe, note.block.hash, note.payload_bytes)
 
     async def fill(self, node: Node) -> None:
-        """What a restart found. Before the node serves: O(blocks) in one go."""
-        listed = await node.ask(ListRequested(request_id=node.next_request_id()), AnswerList)
-        for key_space, blocks in listed.blocks:
-            for owned in blocks:
+        """What a restart found. Before the node serves."""
+        async with aclosing(walk(node)) as blocks:
+            async for key_space, owned in blocks:
                 self.catalog.add(key_space, owned.block.stripe, owned.block.hash, owned.payload_bytes)

@@ -59,7 +59,7 @@ class NodeMetrics:
     def committed(self, statuses: Iterable[CommitStatus], *, took: Nanos) -> None:
         self._put_seconds.observe(to_seconds(took))
         for status in statuses:
-            stored = status is CommitStatus.STORED
+            stored = status.is_stored
             self._put_outcomes.labels("stored" if stored else "failed", "" if stored else status.name.lower()).inc()
 
     def read(self, read: OpenRead, *, took: Nanos) -> None:

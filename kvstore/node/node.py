@@ -112,20 +112,31 @@ class Node:
 
     async def stop(self) -> None:
         """Demotes what is hot, for as long as `drain_deadline`, and ends every task and thread. The tiers stay open."""
-        if not self._crashed.done():
+        in_time = not self._crashed.done()
+        if in_time:
+            deadline = self._config.drain_deadline
             try:
-                async with asyncio.timeout(to_seconds(self._config.drain_deadline)):
-                    await self.ask(StopRequested(request_id=self.next_request_id()), AnswerStop)
+                async with asyncio.timeout(to_seconds(deadline)):
+                    stop = StopRequested(request_id=self.next_request_id(), within=deadline)
+                    report = (await self.ask(stop, AnswerStop)).report
             except TimeoutError:
-                logger.warning("not all hot copies were on SSD within drain_deadline; the rest is lost")
-        await self.close()
+                in_time = False
+                report = self.state.stop_report()
+            logger.log(
+                logging.WARNING if report.left_blocks and self._writer is not None else logging.INFO,
+                "stop: %d blocks (%d bytes) were saved to the SSD, %d (%d bytes) were left when %s",
+                *report,
+                "all was done" if in_time else f"drain_deadline ({to_seconds(deadline):g} s) was over",
+            )
+        await self.close(finish=in_time)
 
-    async def close(self) -> None:
+    async def close(self, *, finish: bool = True) -> None:
+        """`finish`: writes that wait are done first."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
-            await asyncio.to_thread(self._writer.close)
+            await asyncio.to_thread(self._writer.close, finish=finish)
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property

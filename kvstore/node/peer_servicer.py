@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
@@ -11,12 +12,10 @@ from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
 from kvstore.core.catalog import BUCKETS
 from kvstore.core.events import (
     AnswerDescribe,
-    AnswerList,
     AnswerProbe,
     AnswerVerify,
     CopyVerdict,
     DescribeRequested,
-    ListRequested,
     OwnedBlock,
     ProbeRequested,
     VerifyRequested,
@@ -29,6 +28,7 @@ from kvstore.node.anti_entropy import bucket_digests, shared_stripes
 from kvstore.node.config import NodeConfig
 from kvstore.node.node import Node
 from kvstore.node.repairer import Repairer
+from kvstore.node.walk import walk
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.convert import block_ref_to_proto, check_batch, key_space_from_proto, key_space_to_proto
 from kvstore.rpc.server import guarded
@@ -36,7 +36,6 @@ from kvstore.units import milliseconds
 
 _BLOCKS_PER_MESSAGE = 1024
 _STRIPES_PER_MESSAGE = 1024
-_BLOCKS_BETWEEN_PAUSES = 256
 
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # generated code has no types
@@ -60,7 +59,6 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
             raise StaleView(f"this node knows epoch {view.epoch}, the question is about {request.epoch}; ask again in a moment")
         if view.member(NodeId(request.node_id)) is None:
             raise InvalidRequest(f"node {request.node_id!r} is not a member at epoch {view.epoch}")
-        answer = await self._node.ask(ListRequested(request_id=self._node.next_request_id()), AnswerList)
         owners: dict[StripeId, bool] = {}
 
         def is_owned(stripe: StripeId) -> bool:
@@ -68,17 +66,19 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
                 owners[stripe] = request.node_id in place(stripe, view, replicas=self._config.replicas)
             return owners[stripe]
 
-        for key_space, blocks in answer.blocks:
-            owned = []
-            for number, block in enumerate(blocks, start=1):
-                if is_owned(block.block.stripe):
-                    owned.append(block)
-                if number % _BLOCKS_BETWEEN_PAUSES == 0:
-                    await asyncio.sleep(0)
-            for part in _parts(owned):
-                await context.write(
-                    peer_pb2.OwnedBlocks(key_space=key_space_to_proto(key_space), blocks=[_owned_to_proto(block) for block in part])
-                )
+        part: list[peer_pb2.OwnedBlock] = []
+        of: KeySpace | None = None
+        async with aclosing(walk(self._node)) as blocks:
+            async for key_space, owned in blocks:
+                if part and (key_space != of or len(part) == _BLOCKS_PER_MESSAGE):
+                    assert of is not None
+                    await context.write(peer_pb2.OwnedBlocks(key_space=key_space_to_proto(of), blocks=part))
+                    part = []
+                of = key_space
+                if is_owned(owned.block.stripe):
+                    part.append(_owned_to_proto(owned))
+        if part and of is not None:
+            await context.write(peer_pb2.OwnedBlocks(key_space=key_space_to_proto(of), blocks=part))
 
     @guarded
     async def Progress(self, request: peer_pb2.ProgressRequest, context: Any) -> peer_pb2.ProgressResponse:
@@ -145,8 +145,3 @@ def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:
         checksum_xxh3=owned.checksum,
         ttl_ms=-(-owned.ttl // milliseconds(1)),
     )
-
-
-def _parts(blocks: Sequence[OwnedBlock]) -> Iterator[Sequence[OwnedBlock]]:
-    for start in range(0, len(blocks), _BLOCKS_PER_MESSAGE):
-        yield blocks[start : start + _BLOCKS_PER_MESSAGE]

@@ -23,6 +23,8 @@ class RecoveryReport:
     """Announced by a header, but the payload is not what was announced: dropped."""
     sealed_regions: int = 0
     scanned_regions: int = 0
+    unreadable_regions: int = 0
+    """Not even their header: given up, and voided before they are used again."""
     seconds: float = 0.0
 
 
@@ -44,7 +46,8 @@ def recover(regions: SsdRegions, medium: Tier) -> tuple[RegionsRecovered, Recove
             found.append(region)
             report.records += len(region.records)
             report.sealed_regions += region.sealed
-            report.scanned_regions += not region.sealed
+            report.scanned_regions += not region.sealed and not region.unreadable
+            report.unreadable_regions += region.unreadable
     report.seconds = time.monotonic() - started
     logger.info("recovered from %s: %s", regions.folder, report)
     return RegionsRecovered(regions=tuple(found)), report

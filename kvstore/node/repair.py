@@ -14,7 +14,6 @@ from kvstore.core.events import (
     AnswerReserve,
     CommitItem,
     CommitRequested,
-    CommitStatus,
     ProbeRequested,
     ReservationsAbandoned,
     ReserveItem,
@@ -118,7 +117,7 @@ class Repair:
             raise
         commit = CommitRequested(request_id=self._node.next_request_id(), items=tuple(self._commit_item(*one) for one in granted))
         statuses = (await self._node.ask(commit, AnswerCommit)).statuses
-        copied = [block for (block, _), status in zip(granted, statuses, strict=True) if status is CommitStatus.STORED]
+        copied = [block for (block, _), status in zip(granted, statuses, strict=True) if status.is_stored]
         return copied, [block for block, grant in answers if grant.status is ReserveStatus.EXISTS]
 
     def _commit_item(self, block: PeerBlock, token: WriteToken) -> CommitItem:

@@ -93,7 +93,7 @@ class Sender:
         if granted:
             statuses = await self._write(member, stub, shipment.key_space, granted, asked_at=asked_at)
             for (owned, _), status in zip(granted, statuses, strict=True):
-                if status is CommitStatus.STORED:
+                if status.is_stored:
                     sent.sent_blocks += 1
                     sent.sent_bytes += owned.payload_bytes
                 else:

@@ -48,6 +48,7 @@ class SsdWriter:
         self._tier = tier
         self._loop = loop
         self._queue: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
+        self._leaving = False
         self._thread = threading.Thread(target=self._run, name="ssd-writer", daemon=True)
         self._thread.start()
 
@@ -55,15 +56,19 @@ class SsdWriter:
         """`done` is called once, on the event loop. The core bounds how much is under way; this queue need not."""
         self._queue.put(_Write(region=region, offset=offset, load=load, done=done))
 
-    def close(self) -> None:
-        """Returns when everything submitted has been written, or after 5 s on a hung disk."""
+    def close(self, *, finish: bool = True) -> None:
+        """Returns when everything submitted has been written, or after 5 s on a hung disk. Not `finish`: what has not been begun is left,
+        and a disk that hangs is waited for half a second."""
+        self._leaving = not finish
         self._queue.put(None)
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=5 if finish else 0.5)
 
     def _run(self) -> None:
         ending = False
         while not ending:
             batch, ending = self._take_batch()
+            if self._leaving:
+                return
             if batch:
                 self._put_down(batch)
                 self._loop.call_soon_threadsafe(_report, batch)

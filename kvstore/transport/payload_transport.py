@@ -38,6 +38,8 @@ class PayloadWrite:
     """Where it goes in the node's host arena, for a transport that has mapped it."""
     end_by: Nanos = Nanos(0)
     """By time.monotonic_ns: nothing may be put into the arena after this, the reservation is over then."""
+    in_place: bool = False
+    """`payload` is the span of the mapped arena itself, and made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,10 @@ class MappedArena(Protocol):
 
     def view(self, offset: int, size: int) -> memoryview | None:
         """The bytes themselves, read-only; the caller's for as long as its lease lasts. None: no such span."""
+        ...
+
+    def room(self, offset: int, size: int) -> memoryview | None:
+        """The same to be written; the caller's until its reservation ends. None: no such span, or none may write."""
         ...
 
 

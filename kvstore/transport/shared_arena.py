@@ -31,12 +31,17 @@ class SharedArena:
             return None
         return self._bytes[offset : offset + size]
 
+    def room(self, offset: int, size: int) -> memoryview | None:
+        if self._writable is None or not 0 <= offset <= offset + size <= self.capacity:
+            return None
+        return self._writable[offset : offset + size]
+
     def put(self, offset: int, payload: bytes | memoryview) -> bool:
         """One copy, into an extent that the caller has reserved and whose time is not over. False: no such span."""
-        if self._writable is None or not 0 <= offset <= offset + len(payload) <= self.capacity:
-            return False
-        self._writable[offset : offset + len(payload)] = payload
-        return True
+        room = self.room(offset, len(payload))
+        if room is not None:
+            room[:] = payload
+        return room is not None
 
 
 def machine_identity() -> str:

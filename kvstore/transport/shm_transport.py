@@ -70,7 +70,9 @@ class ShmTransport:
             # A late writer would write into what is another block's by then: the clock is looked at before every payload.
             if time.monotonic_ns() >= write.end_by:
                 continue
-            if len(write.payload) <= INLINE_COPY_BYTES:
+            if write.in_place:
+                done = True
+            elif len(write.payload) <= INLINE_COPY_BYTES:
                 done = arena.put(write.arena_offset, write.payload)
             else:
                 done = await asyncio.to_thread(arena.put, write.arena_offset, write.payload)

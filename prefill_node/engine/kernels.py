@@ -16,17 +16,16 @@ from numba import njit
 from prefill_node.engine.atomics import atomic_add, atomic_load, atomic_store, atomic_swap_if, yield_core
 from prefill_node.engine.vector_ir import (
     exp_and_sum,
-    exp_one,
     gate,
+    largest,
     load_f32,
     load_f32_bits,
     make_mix,
     make_tile,
+    make_turn,
     prefetch,
     rotate,
-    scale_and_max,
     scale_by,
-    scores,
     store_f32,
     store_u16,
     sum_of_squares,
@@ -47,7 +46,9 @@ _b1, _b2, _b3, _b4 = (make_tile(rows, 4 if rows < 3 else 2, bf16=True) for rows 
 _b5, _b6 = (make_tile(rows, 2, bf16=True) for rows in (5, 6))
 _f1, _f2, _f3, _f4 = (make_tile(rows, 4 if rows < 3 else 2, bf16=False) for rows in (1, 2, 3, 4))
 _f5, _f6 = (make_tile(rows, 2, bf16=False) for rows in (5, 6))
-_mix1, _mix2, _mix4, _mix8 = (make_mix(vectors) for vectors in (1, 2, 4, 8))
+_mix1, _mix2, _mix3, _mix4, _mix5, _mix6 = (make_mix(rows, 2) for rows in (1, 2, 3, 4, 5, 6))
+_mix1_wide = make_mix(1, 8)
+_turn_bf16, _turn_f32 = make_turn(bf16=True), make_turn(bf16=False)
 
 
 def _native(function: Any) -> Any:
@@ -123,22 +124,68 @@ def _linear_item(a: Any, item: int) -> None:
 
 
 @_native
-def _mix(p: int, v: int, head_dim: int, tokens: int, out: int, keep: float) -> None:
-    d = 0
-    while d < head_dim:
-        left = head_dim - d
-        if left >= 64:
-            _mix8(p, v + d * 4, head_dim, tokens, out + d * 4, keep)
-            d += 64
-        elif left >= 32:
-            _mix4(p, v + d * 4, head_dim, tokens, out + d * 4, keep)
-            d += 32
-        elif left >= 16:
-            _mix2(p, v + d * 4, head_dim, tokens, out + d * 4, keep)
+def _mix(p: int, p_stride: int, v: int, head_dim: int, tokens: int, out: int, keep: int, rows: int) -> None:
+    """out [rows, head_dim] = out * keep [rows] + p [rows, tokens] x v [tokens, head_dim]."""
+    row = 0
+    while row < rows:
+        pr, outr, keepr, left = p + row * p_stride * 4, out + row * head_dim * 4, keep + row * 4, rows - row
+        d = 0
+        while d < head_dim:
+            vd, outd = v + d * 4, outr + d * 4
+            if left == 1 and head_dim - d >= 64:
+                _mix1_wide(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+                d += 64
+                continue
+            if left >= 6:
+                _mix6(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+            elif left == 5:
+                _mix5(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+            elif left == 4:
+                _mix4(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+            elif left == 3:
+                _mix3(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+            elif left == 2:
+                _mix2(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
+            else:
+                _mix1(pr, p_stride, vd, head_dim, tokens, outd, head_dim, keepr)
             d += 16
-        else:
-            _mix1(p, v + d * 4, head_dim, tokens, out + d * 4, keep)
-            d += 8
+        row += min(6, left)
+
+
+@_native
+def _attend_block(
+    q: int,
+    keys: int,
+    values: int,
+    head_dim: int,
+    block_tokens: int,
+    visible: int,
+    queries: int,
+    weights: Any,
+    keep: Any,
+    best: Any,
+    total: Any,
+    mixed: int,
+) -> None:
+    """`queries` of them see the first `visible` tokens of a block: one step of the running softmax. `keys` are panels of the block's K,
+    turned; `values` its V; `weights` and `keep` scratch; `best`, `total` and `mixed` (address) the state, at the first query."""
+    width = (block_tokens + PANEL - 1) // PANEL * PANEL
+    w_at = weights.ctypes.data
+    for panel in range(width // PANEL):
+        _panel_f32(q, head_dim, keys + panel * head_dim * PANEL * 4, head_dim, w_at + panel * PANEL * 4, width, queries)
+    # Stage by stage over all queries, so that one query's latencies hide behind another's work.
+    for i in range(queries):
+        for token in range(visible, block_tokens):
+            weights[i * width + token] = MASKED
+        top = max(best[i], largest(w_at + i * width * 4, block_tokens))
+        keep[i] = best[i] - top
+        best[i] = top
+    for i in range(queries, (queries + 7) // 8 * 8):
+        keep[i] = 0.0
+    exp_and_sum(keep.ctypes.data, (queries + 7) // 8 * 8, np.float32(0.0))
+    for i in range(queries):
+        total[i] = total[i] * keep[i] + exp_and_sum(w_at + i * width * 4, block_tokens, best[i])
+    _mix(w_at, width, values, head_dim, visible, mixed, keep.ctypes.data, queries)
 
 
 @_native
@@ -159,51 +206,69 @@ def _attend_item(a: Any, item: int) -> None:
     size = 2 if is_bf16 else 4
     half_bytes = kv_heads * block_tokens * head_dim * size
     head_offset = layer_offset + kv_head * block_tokens * head_dim * size
-    keys = np.empty(block_tokens * head_dim, np.float32)
+    panels = (block_tokens + PANEL - 1) // PANEL
+    keys = np.zeros(panels * head_dim * PANEL, np.float32)
     values = np.empty(block_tokens * head_dim, np.float32)
-    weights = np.empty(block_tokens, np.float32)
+    weights = np.empty(rows * heads * panels * PANEL, np.float32)
+    keep = np.empty((rows * heads + 7) // 8 * 8, np.float32)
     best = np.full(rows * heads, MASKED, np.float32)
     total = np.zeros(rows * heads, np.float32)
-    k_at, v_at, w_at = keys.ctypes.data, values.ctypes.data, weights.ctypes.data
-    for row in range(rows):
-        at = out + ((first_row + row) * kv_heads + kv_head) * heads * head_dim * 4
-        for i in range(heads * head_dim):
-            store_f32(at + i * 4, np.float32(0.0))
+    mixed = np.zeros(rows * heads * head_dim, np.float32)
+    scaled = np.empty(rows * heads * head_dim, np.float32)
+    for i in range(rows * heads):
+        at = q + ((first_row + i // heads) * q_row + (kv_head * heads + i % heads) * q_head) * 4
+        for d in range(head_dim):
+            scaled[i * head_dim + d] = load_f32(at + d * 4) * scaling
     longest = load_f32_bits(lengths + (first_row + rows - 1) * 4)
     blocks = (longest + block_tokens - 1) // block_tokens
     for block in range(blocks):
+        # Asked in each round: numba frees an array after its last use, and an address is none.
+        keys_at, v_at = keys.ctypes.data, values.ctypes.data
         if block + 1 < blocks:
             # Blocks lie apart, which the hardware's prefetcher cannot foresee: without this a row waits for memory half its time.
             ahead = pool + load_f32_bits(table + (block + 1) * 4) * block_bytes + head_offset
             prefetch(ahead, block_tokens * head_dim * size)
             prefetch(ahead + half_bytes, block_tokens * head_dim * size)
         base = pool + load_f32_bits(table + block * 4) * block_bytes + head_offset
+        for panel in range(panels):
+            tokens = min(PANEL, block_tokens - panel * PANEL)
+            source, target = base + panel * PANEL * head_dim * size, keys_at + panel * head_dim * PANEL * 4
+            if is_bf16:
+                _turn_bf16(source, tokens, head_dim, target, PANEL)
+            else:
+                _turn_f32(source, tokens, head_dim, target, PANEL)
         if is_bf16:
-            widen(base, k_at, block_tokens * head_dim)
             widen(base + half_bytes, v_at, block_tokens * head_dim)
         else:
-            k_at, v_at = base, base + half_bytes
-        for row in range(rows):
+            v_at = base + half_bytes
+        row = 0
+        while row < rows:
             visible = min(block_tokens, load_f32_bits(lengths + (first_row + row) * 4) - block * block_tokens)
-            if visible <= 0:
-                continue
-            for head in range(heads):
-                index = row * heads + head
-                scores(q + ((first_row + row) * q_row + (kv_head * heads + head) * q_head) * 4, k_at, head_dim, block_tokens, w_at)
-                for token in range(visible, block_tokens):
-                    weights[token] = MASKED
-                top = max(best[index], scale_and_max(w_at, block_tokens, scaling))
-                keep = exp_one(best[index] - top)
-                total[index] = total[index] * keep + exp_and_sum(w_at, block_tokens, top)
-                best[index] = top
-                at = out + (((first_row + row) * kv_heads + kv_head) * heads + head) * head_dim * 4
-                _mix(w_at, v_at, head_dim, visible, at, keep)
-    for row in range(rows):
-        for head in range(heads):
-            at = out + (((first_row + row) * kv_heads + kv_head) * heads + head) * head_dim * 4
-            share = np.float32(1.0) / total[row * heads + head]
-            for d in range(head_dim):
-                store_f32(at + d * 4, load_f32(at + d * 4) * share)
+            end = row + 1
+            while end < rows and min(block_tokens, load_f32_bits(lengths + (first_row + end) * 4) - block * block_tokens) == visible:
+                end += 1
+            if visible > 0:
+                at = row * heads
+                _attend_block(
+                    scaled[at * head_dim :].ctypes.data,
+                    keys_at,
+                    v_at,
+                    head_dim,
+                    block_tokens,
+                    visible,
+                    (end - row) * heads,
+                    weights,
+                    keep,
+                    best[at:],
+                    total[at:],
+                    mixed[at * head_dim :].ctypes.data,
+                )
+            row = end
+    for i in range(rows * heads):
+        at = out + (((first_row + i // heads) * kv_heads + kv_head) * heads + i % heads) * head_dim * 4
+        share = np.float32(1.0) / total[i]
+        for d in range(head_dim):
+            store_f32(at + d * 4, mixed[i * head_dim + d] * share)
 
 
 @_native

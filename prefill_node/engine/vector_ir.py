@@ -134,47 +134,56 @@ def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
     return tile
 
 
-@in_ir
-def scores(typingctx: Any, q: Any, k: Any, head_dim: Any, tokens: Any, out: Any) -> Any:
-    """scores(q, k, head_dim, tokens, out): out[t] = sum over d of q[d] * k[t, d]; all float32, k contiguous; head_dim and tokens are
-    multiples of 8."""
+def make_turn(*, bf16: bool) -> Any:
+    """turn(source, rows, columns, target, target_stride): target[c, r] = source[r, c] as float32, source bf16 or float32 and contiguous;
+    rows and columns are multiples of 8, target_stride in elements."""
+    size = 2 if bf16 else 4
+    load = _load_bf16 if bf16 else _load
 
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        q_, k_, head_dim_, tokens_, out_ = arguments
-        row = _bytes(builder, head_dim_, 4)
-        steps = builder.udiv(head_dim_, _i64(LANES))
+    @in_ir
+    def turn(typingctx: Any, source: Any, rows: Any, columns: Any, target: Any, target_stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            source_, rows_, columns_, target_, stride_ = arguments
+            row_step, target_step = _bytes(builder, columns_, size), _bytes(builder, stride_, 4)
 
-        def eight_tokens(group: Any, state: list[Any]) -> list[Any]:
-            first = builder.add(k_, builder.mul(builder.mul(group, _i64(LANES)), row))
-            at = [builder.add(first, builder.mul(row, _i64(t))) for t in range(LANES)]
+            def eight_rows(row_group: Any, state: list[Any]) -> list[Any]:
+                from_row = builder.add(source_, builder.mul(builder.mul(row_group, _i64(LANES)), row_step))
+                to_row = builder.add(target_, builder.mul(row_group, _i64(LANES * 4)))
 
-            def body(i: Any, sums: list[Any]) -> list[Any]:
-                offset = builder.mul(i, _i64(LANES * 4))
-                query = _load(builder, builder.add(q_, offset))
-                return [_call(builder, "llvm.fma", query, _load(builder, builder.add(at[t], offset)), sums[t]) for t in range(LANES)]
+                def square(column_group: Any, inner: list[Any]) -> list[Any]:
+                    at = builder.add(from_row, builder.mul(column_group, _i64(LANES * size)))
+                    lines = [load(builder, builder.add(at, builder.mul(row_step, _i64(r)))) for r in range(LANES)]
+                    to = builder.add(to_row, builder.mul(builder.mul(column_group, _i64(LANES)), target_step))
+                    for c, line in enumerate(_turned(builder, lines)):
+                        _store(builder, line, builder.add(to, builder.mul(target_step, _i64(c))))
+                    return inner
 
-            sums = _counted(builder, steps, [_constant(0.0)] * LANES, body)
-            _store(builder, _sum_each(builder, sums), builder.add(out_, builder.mul(group, _i64(LANES * 4))))
-            return state
+                _counted(builder, builder.udiv(columns_, _i64(LANES)), [], square)
+                return state
 
-        _counted(builder, builder.udiv(tokens_, _i64(LANES)), [], eight_tokens)
-        return context.get_dummy_value()
+            _counted(builder, builder.udiv(rows_, _i64(LANES)), [], eight_rows)
+            return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 5), codegen
+        return types.void(*[types.int64] * 5), codegen
+
+    return turn
 
 
-def _sum_each(builder: Any, vectors: list[Any]) -> Any:
-    """Lane t of the result: the sum over the lanes of vectors[t], by pairs."""
+def _turned(builder: Any, lines: list[Any]) -> list[Any]:
+    """Eight vectors of eight, rows and columns exchanged: by neighbours, by pairs, by halves."""
 
     def pick(a: Any, b: Any, lanes: list[int]) -> Any:
         return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, LANES), lanes))
 
-    def pairs(a: Any, b: Any) -> Any:
-        return builder.fadd(pick(a, b, [0, 2, 8, 10, 4, 6, 12, 14]), pick(a, b, [1, 3, 9, 11, 5, 7, 13, 15]))
-
-    twos = [pairs(vectors[i], vectors[i + 1]) for i in range(0, LANES, 2)]
-    low, high = pairs(twos[0], twos[1]), pairs(twos[2], twos[3])
-    return builder.fadd(pick(low, high, [0, 1, 2, 3, 8, 9, 10, 11]), pick(low, high, [4, 5, 6, 7, 12, 13, 14, 15]))
+    halves = []
+    for first in (0, 4):
+        a, b, c, d = lines[first : first + 4]
+        low, high = [0, 8, 1, 9, 4, 12, 5, 13], [2, 10, 3, 11, 6, 14, 7, 15]
+        ab, cd = (pick(a, b, low), pick(a, b, high)), (pick(c, d, low), pick(c, d, high))
+        pairs = ([0, 1, 8, 9, 4, 5, 12, 13], [2, 3, 10, 11, 6, 7, 14, 15])
+        halves.append([pick(ab[which], cd[which], lanes) for which in (0, 1) for lanes in pairs])
+    sides = ([0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 6, 7, 12, 13, 14, 15])
+    return [pick(halves[0][i], halves[1][i], lanes) for lanes in sides for i in range(4)]
 
 
 def _across(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -187,23 +196,18 @@ def _across(builder: Any, vector: Any, combine: Callable[[Any, Any], Any]) -> An
 
 
 @in_ir
-def scale_and_max(typingctx: Any, values: Any, count: Any, factor: Any) -> Any:
-    """scale_and_max(values, count, factor) -> the largest of values *= factor (in place); count a multiple of 8."""
+def largest(typingctx: Any, values: Any, count: Any) -> Any:
+    """largest(values, count): of float32; count a multiple of 8."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values_, count_, factor_ = arguments
-        factor_ = _splat(builder, factor_)
-
         def body(i: Any, state: list[Any]) -> list[Any]:
-            at = builder.add(values_, builder.mul(i, _i64(LANES * 4)))
-            scaled = builder.fmul(_load(builder, at), factor_)
-            _store(builder, scaled, at)
-            return [_call(builder, "llvm.maxnum", state[0], scaled)]
+            value = _load(builder, builder.add(arguments[0], builder.mul(i, _i64(LANES * 4))))
+            return [_call(builder, "llvm.maxnum", state[0], value)]
 
-        (best,) = _counted(builder, builder.udiv(count_, _i64(LANES)), [_constant(-math.inf)], body)
+        (best,) = _counted(builder, builder.udiv(arguments[1], _i64(LANES)), [_constant(-math.inf)], body)
         return _across(builder, best, lambda a, b: _call(builder, "llvm.maxnum", a, b))
 
-    return types.float32(types.int64, types.int64, types.float32), codegen
+    return types.float32(types.int64, types.int64), codegen
 
 
 def _exp(builder: Any, x: Any) -> Any:
@@ -321,42 +325,42 @@ def rotate(typingctx: Any, values: Any, cos: Any, sin: Any, half: Any) -> Any:
     return types.void(*[types.int64] * 4), codegen
 
 
-@in_ir
-def exp_one(typingctx: Any, x: Any) -> Any:
-    """exp_one(x) -> e**x for x <= 0, by the same arithmetic as exp_and_sum."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.extract_element(_exp(builder, _splat(builder, arguments[0])), _i64(0))
-
-    return types.float32(types.float32), codegen
-
-
-def make_mix(vectors: int) -> Any:
-    """mix(p, v, v_stride, tokens, out, keep): out[d] = out[d] * keep + sum over t of p[t] * v[t, d], in the order of t, for
-    8 * `vectors` values of d; all float32."""
+def make_mix(rows: int, vectors: int) -> Any:
+    """mix(p, p_stride, v, v_stride, tokens, out, out_stride, keep): out[r, d] = out[r, d] * keep[r] + sum over t of p[r, t] * v[t, d], in
+    the order of t, for `rows` rows and 8 * `vectors` values of d; all float32, strides in elements."""
 
     @in_ir
-    def mix(typingctx: Any, p: Any, v: Any, v_stride: Any, tokens: Any, out: Any, keep: Any) -> Any:
+    def mix(typingctx: Any, p: Any, p_stride: Any, v: Any, v_stride: Any, tokens: Any, out: Any, out_stride: Any, keep: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            p_, v_, v_stride_, tokens_, out_, keep_ = arguments
-            v_step = _bytes(builder, v_stride_, 4)
-            keep_ = _splat(builder, keep_)
-            at = [builder.add(out_, _i64(i * LANES * 4)) for i in range(vectors)]
+            p_, p_stride_, v_, v_stride_, tokens_, out_, out_stride_, keep_ = arguments
+            p_step, v_step, out_step = (_bytes(builder, stride, 4) for stride in (p_stride_, v_stride_, out_stride_))
+            p_rows = [builder.add(p_, builder.mul(p_step, _i64(row))) for row in range(rows)]
+            at = [
+                builder.add(builder.add(out_, builder.mul(out_step, _i64(row))), _i64(i * LANES * 4))
+                for row in range(rows)
+                for i in range(vectors)
+            ]
+
+            def spread(address: Any) -> Any:
+                return _splat(builder, builder.load(pointer(builder, address, F32), align=4))
 
             def body(t: Any, sums: list[Any]) -> list[Any]:
-                weight = _splat(builder, builder.load(pointer(builder, builder.add(p_, _bytes(builder, t, 4)), F32), align=4))
-                row = builder.add(v_, builder.mul(t, v_step))
-                return [
-                    _call(builder, "llvm.fma", weight, _load(builder, builder.add(row, _i64(i * LANES * 4))), sums[i])
-                    for i in range(vectors)
-                ]
+                v_row = builder.add(v_, builder.mul(t, v_step))
+                columns = [_load(builder, builder.add(v_row, _i64(i * LANES * 4))) for i in range(vectors)]
+                offset = _bytes(builder, t, 4)
+                result = []
+                for row in range(rows):
+                    weight = spread(builder.add(p_rows[row], offset))
+                    result += [_call(builder, "llvm.fma", weight, columns[i], sums[row * vectors + i]) for i in range(vectors)]
+                return result
 
-            sums = _counted(builder, tokens_, [builder.fmul(_load(builder, address), keep_) for address in at], body)
-            for value, address in zip(sums, at, strict=True):
+            kept = [spread(builder.add(keep_, _i64(row * 4))) for row in range(rows)]
+            start = [builder.fmul(_load(builder, address), kept[index // vectors]) for index, address in enumerate(at)]
+            for value, address in zip(_counted(builder, tokens_, start, body), at, strict=True):
                 _store(builder, value, address)
             return context.get_dummy_value()
 
-        return types.void(*[types.int64] * 5, types.float32), codegen
+        return types.void(*[types.int64] * 8), codegen
 
     return mix
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import StoreClient
+from kvstore.client import BlockPut, PayloadMaker, PutOutcome, StoreClient
 from kvstore.core.extent import Tier
+from kvstore.errors import CodecFailure
 from kvstore.node.config import ShmAccess
 from kvstore.transport import PayloadWrite, Ticket
 from kvstore.units import KIB, MIB, Bytes, Nanos, milliseconds, seconds
@@ -262,5 +263,52 @@ def test_a_writer_whose_reservation_is_over_writes_nothing(run: Any, serving: An
             await eventually(lambda: store.server.status().reservations == 0)
             over = dataclasses.replace(late, end_by=Nanos(1 << 62))
             assert await nodes.write("node-a", [over]) == {grant.write_token}, "the node knows that it is over, whatever the writer thinks"
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
+def test_a_payload_is_made_where_it_will_lie(kind: str, run: Any, serving: Any, chain: Any, oracle: Any, key_space: Any) -> None:
+    """Over shared memory that is the node's arena; and nothing is made of a block that the node has."""
+    sizes = [7, 368 * KIB, 5 * MIB]
+    refs = chain(sizes)
+    made: list[int] = []
+    in_arena: list[bool] = []
+
+    async def test() -> None:
+        async with serving(kind) as store:
+
+            def maker(ref: Any, size: int) -> PayloadMaker:
+                def make(room: memoryview) -> None:
+                    room[:] = oracle(ref, size)
+                    made.append(size)
+                    in_arena.append(bytes(store.server.host.view(0, store.server.host.capacity)).find(oracle(ref, size)[:7]) >= 0)
+
+                return PayloadMaker(size, make)
+
+            puts = [BlockPut(ref, maker(ref, size)) for ref, size in zip(refs, sizes, strict=True)]
+            first = await store.client.put(key_space, puts)
+            assert (first.outcomes, made) == ((PutOutcome.STORED,) * 3, sizes)
+            assert set(in_arena) == {kind == "shm"}
+            assert await store.read(refs, sizes) == ["ok"] * 3
+            assert (await store.client.put(key_space, puts)).outcomes == (PutOutcome.EXISTS,) * 3
+            assert made == sizes
+
+    run(test())
+
+
+def test_a_block_whose_payload_cannot_be_made_fails_alone(run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+    sizes = [1000] * 2
+    refs = chain(sizes)
+
+    def broken(room: memoryview) -> None:
+        raise CodecFailure("not finite", reason="not_finite")
+
+    async def test() -> None:
+        async with serving("shm") as store:
+            puts = [BlockPut(refs[0], PayloadMaker(1000, broken)), BlockPut(refs[1], b"x" * 1000)]
+            report = await store.client.put(key_space, puts)
+            assert report.outcomes == (PutOutcome.FAILED, PutOutcome.STORED)
+            assert report.reasons["not_finite"] == 1
 
     run(test())

@@ -455,7 +455,7 @@ class _NodePut:
                 return statuses.reason
             for block, status in statuses.items():
                 commits[block] += 1
-                if status is CommitStatus.STORED:
+                if status.is_stored:
                     self._hold(block, existed=False)
                 elif commits[block] < 2:
                     again.append(block)

@@ -52,10 +52,10 @@ class Storm(NamedTuple):
     nodes: int
     clients: int = 2
     replicas: int = 2
-    lasts: Nanos = seconds(12)
-    pause_between_operations: Nanos = milliseconds(600)
+    lasts: Nanos = seconds(8)
+    pause_between_operations: Nanos = milliseconds(500)
     """Of one client, on average."""
-    pause_between_faults: Nanos = seconds(2)
+    pause_between_faults: Nanos = milliseconds(1400)
     faults: bool = True
 
 

@@ -163,13 +163,14 @@ class Media:
             self.write(Tier.SSD, target.region, target.offset - len(instruction.header), instruction.header)
         self.write(target.tier, target.region, target.offset, payload[:keep])
 
-    def recover(self) -> RegionsRecovered:
-        """What a restart finds on the disk."""
+    def recover(self, *, unreadable: float = 0.0) -> RegionsRecovered:
+        """What a restart finds on the disk. `unreadable`: chance of each region that its header cannot be read now."""
         found = []
         for number, region in enumerate(self.disk):
+            readable = self._rng.random() >= unreadable
 
-            def read(offset: int, length: int, region: bytearray = region) -> bytes:
-                return bytes(region[offset : offset + length])
+            def read(offset: int, length: int, region: bytearray = region, readable: bool = readable) -> bytes:
+                return bytes(region[offset : offset + length]) if readable else b""
 
             def is_intact(record: RecoveredRecord, region: bytearray = region) -> bool:
                 return checksum_of(bytes(region[record.offset : record.offset + record.length])) == record.checksum

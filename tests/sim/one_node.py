@@ -57,7 +57,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.lease import LeaseConfig
-from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
@@ -86,12 +86,14 @@ class SimulatedNode:
         self.faults = faults
         self.now = Nanos(0)
         self.boots = 0
+        self.disk_stutters = False
         ssd_config = None
         if ssd:
             ssd_config = SsdConfig(
                 capacity=Bytes(REGIONS * REGION_BYTES),
                 min_dead_share=self.rng.choice((0.1, 0.25, 0.6)),
                 region_bytes=Bytes(REGION_BYTES),
+                write_policy=self.rng.choice(list(WritePolicy)),
                 demote_above=self.rng.choice((0.0, 0.3, 0.7)),
                 max_moves=self.rng.choice((1, 3, 8)),
                 retry_after=milliseconds(500),
@@ -114,6 +116,7 @@ class SimulatedNode:
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
         self.deleting: dict[RequestId, tuple[KeySpace, tuple[BlockHash, ...]]] = {}
         self.ends: dict[tuple[KeySpace, BlockHash], int] = {}  # when each block must be gone at the latest; 0: never
+        self.was_on_ssd: set[tuple[KeySpace, BlockHash]] = set()  # since its last put, though evicted by now perhaps
         self.first_ends: dict[tuple[KeySpace, BlockHash], int] = {}  # as its put asked, before it was put again
         self.log: deque[str] = deque(maxlen=60)
         self.steps = 0
@@ -140,7 +143,8 @@ class SimulatedNode:
         self.stopped = False
         self.next_request = 0
         if self.media.disk:
-            self.hand_in(self.media.recover())
+            self.disk_stutters = self.faults and self.boots > 1 and self.rng.random() < 0.2
+            self.hand_in(self.media.recover(unreadable=0.3 if self.disk_stutters else 0.0))
 
     def crash(self) -> None:
         """kill -9, or power gone: of what was being written any part may be down."""
@@ -158,7 +162,7 @@ class SimulatedNode:
         self._boot()
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
         # A record whose erasure was under way may or may not be found.
-        lost = set() if self.media.has_rot_on_disk else durable - listed
+        lost = set() if self.media.has_rot_on_disk or self.disk_stutters else durable - listed
         assert not lost, f"{len(lost)} of {len(durable)} durable blocks were lost by the restart"
 
     # --- bytes --------------------------------------------------------------------------------------------------------------------------
@@ -212,8 +216,10 @@ class SimulatedNode:
                 self.grants.pop(instruction.write_token, None)
             case AnswerCommit():
                 for (key_space, block), status in zip(self.committing.pop(instruction.request_id), instruction.statuses, strict=True):
-                    if status is CommitStatus.STORED:
+                    if status.is_stored:
                         self.tombs.discard((key_space, block.hash))
+                    if status is CommitStatus.DURABLE:
+                        assert (key_space, block.hash) in self.was_on_ssd, "called durable and was never on the SSD"
             case AnswerProbe():
                 key_space, hashes = self.probing.pop(instruction.request_id)
                 self._check_ends(key_space, [block for block, here in zip(hashes, instruction.present, strict=True) if here])
@@ -232,8 +238,11 @@ class SimulatedNode:
                     if deleted and not taken and not listed and self.state._stock.reservations.find(key_space, block) is None:
                         self.tombs.add((key_space, block))
             case Note(kind=NoteKind.STORED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                self.was_on_ssd.discard((key_space, block.hash))
                 ttl = self.ttls[key_space, block.hash]
                 self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
+            case Note(kind=NoteKind.DEMOTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                self.was_on_ssd.add((key_space, block.hash))
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":
                 self.evicted_now.append(instruction)
             case _:

@@ -21,6 +21,7 @@ from sim.oracle import ByteOracle, Key
 from sim.timeline import Timeline
 
 from kvstore.core.events import (
+    AcquireRequested,
     AnswerAcquire,
     AnswerCommit,
     AnswerDelete,
@@ -29,7 +30,6 @@ from kvstore.core.events import (
     AnswerStop,
     CancelRead,
     CommitRequested,
-    CommitStatus,
     CopyExtent,
     DeleteRequested,
     DiscardReservation,
@@ -39,7 +39,9 @@ from kvstore.core.events import (
     NoteKind,
     ReadFinished,
     ReadOutcome,
+    ReadRequested,
     ReadStatus,
+    RenewRequested,
     ReservationsAbandoned,
     ReserveRequested,
     ReserveStatus,
@@ -58,6 +60,8 @@ from kvstore.units import Nanos, milliseconds, seconds
 Answer = Callable[[Any], None]
 
 _GONE_FOR = (NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED)
+_ONLY_LEASES = (AcquireRequested, RenewRequested, ReadRequested)
+"""Events that, when a mere answer follows, can have changed leases and holds alone: half of all, so the dear checks are left out."""
 _DRAIN_DEADLINE = seconds(8)
 
 
@@ -106,6 +110,7 @@ class StoreNode:
         regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
         self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
         self._tombs: set[Key] = set()
+        self._disk_stutters = False
         self._given_out: set[tuple[str, int]] = set()
         self._asleep: deque[Callable[[], None]] | None = None
 
@@ -129,7 +134,8 @@ class StoreNode:
         self._requests = 0
         self._shelf: dict[KeySpace, dict[BlockHash, None]] = {}
         if self._config.ssd is not None:
-            self.hand_in(self.media.recover())
+            self._disk_stutters = self.boots > 1 and self._rng.random() < self.fault_rate
+            self.hand_in(self.media.recover(unreadable=0.3 if self._disk_stutters else 0.0))
         self._later(0, self._tick)
 
     def crash(self, *, torn: bool = True, silent: bool = False) -> None:
@@ -156,7 +162,7 @@ class StoreNode:
         self.boot()
         assert self.state is not None
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
-        lost = set() if self.media.has_rot_on_disk else self._durable - listed
+        lost = set() if self.media.has_rot_on_disk or self._disk_stutters else self._durable - listed
         assert not lost, f"{len(lost)} of {len(self._durable)} durable blocks were lost by the restart"
 
     def stop(self) -> None:
@@ -267,7 +273,7 @@ class StoreNode:
                 self._world.log(self.node_id, instruction)
                 self._take(instruction)
             else:
-                self._check(notes)
+                self._check(notes, only_leases=len(out) == 1 and isinstance(event, _ONLY_LEASES))
         self._feeding = False
 
     def _take(self, instruction: Instruction) -> None:
@@ -321,7 +327,7 @@ class StoreNode:
             case AnswerCommit():
                 assert isinstance(asked, CommitRequested)
                 for commit, status in zip(asked.items, answer.statuses, strict=True):
-                    if status is CommitStatus.STORED:
+                    if status.is_stored:
                         self._tombs.discard(self._key_of[commit.write_token])
             case AnswerDelete():
                 assert isinstance(asked, DeleteRequested)
@@ -390,12 +396,13 @@ class StoreNode:
 
     # --- invariants -----------------------------------------------------------------------------------------------------------------------
 
-    def _check(self, notes: list[Note]) -> None:
+    def _check(self, notes: list[Note], *, only_leases: bool) -> None:
         state = self.state
         assert state is not None
         index = state._stock.index
-        check_accounting(state)
-        check_listing(state, self.media, self._world.oracle.written)
+        if not only_leases:
+            check_accounting(state)
+            check_listing(state, self.media, self._world.oracle.written)
         check_suffixes_first(state, [note for note in notes if note.kind is NoteKind.EVICTED and note.reason == "room"])
         spaces = index.key_spaces()
         if any(index.entries(space).keys() != self._shelf.get(space, {}).keys() for space in {*spaces, *self._shelf}):

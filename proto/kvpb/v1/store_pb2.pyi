@@ -24,6 +24,7 @@ class CommitStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMMIT_STATUS_EXPIRED: _ClassVar[CommitStatus]
     COMMIT_STATUS_BAD_CHECKSUM: _ClassVar[CommitStatus]
     COMMIT_STATUS_INCOMPLETE: _ClassVar[CommitStatus]
+    COMMIT_STATUS_DURABLE: _ClassVar[CommitStatus]
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ COMMIT_STATUS_STORED: CommitStatus
 COMMIT_STATUS_EXPIRED: CommitStatus
 COMMIT_STATUS_BAD_CHECKSUM: CommitStatus
 COMMIT_STATUS_INCOMPLETE: CommitStatus
+COMMIT_STATUS_DURABLE: CommitStatus
 TIER_UNSPECIFIED: Tier
 TIER_GPU: Tier
 TIER_HOST: Tier

@@ -17,7 +17,7 @@ MEASUREMENT = Measurement(
 )
 FIELDS = {
     *("op", "size_bytes", "batch", "clients", "transport", "replicas", "gb_per_s", "p50_ms", "p99_ms", "p999_ms"),
-    *("client_cpu_s_per_gb", "server_cpu_s_per_gb", "slowest_client_share"),
+    *("client_cpu_s_per_gb", "server_cpu_s_per_gb", "slowest_client_share", "client_shares", "ssd_share"),
 }
 
 
@@ -33,7 +33,7 @@ def test_rates_add_up_and_cpu_is_per_gigabyte() -> None:
     ]
     row = row_of(MEASUREMENT, results, server_cpu_s=0.4)
     assert (row.gb_per_s, row.client_cpu_s_per_gb, row.server_cpu_s_per_gb) == (4.0, 0.2, 0.1)
-    assert (row.p50_ms, row.p99_ms, row.slowest_client_share) == (2.0, 100.0, 0.5)
+    assert (row.p50_ms, row.p99_ms, row.slowest_client_share, row.client_shares) == (2.0, 100.0, 0.5, (0.5, 1.5))
     assert set(row.as_record()) == FIELDS
 
 

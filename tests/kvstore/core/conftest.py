@@ -12,6 +12,7 @@ from kvstore.core.events import (
     AcquireRequested,
     AnswerAcquire,
     AnswerCommit,
+    AnswerList,
     AnswerProbe,
     AnswerRead,
     AnswerReserve,
@@ -24,7 +25,10 @@ from kvstore.core.events import (
     ExtentCopied,
     ExtentVerified,
     Instruction,
+    ListCursor,
+    ListRequested,
     Note,
+    OwnedBlock,
     ProbeRequested,
     ReadRequested,
     RecoveredRegion,
@@ -41,7 +45,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
-from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, seconds
@@ -183,6 +187,17 @@ class Driver:
             )
         )
 
+    def listing(self, *, at_most: int = 1024) -> list[tuple[KeySpace, OwnedBlock]]:
+        """Every block, by a walk of that step."""
+        found: list[tuple[KeySpace, OwnedBlock]] = []
+        cursor: ListCursor | None = None
+        while True:
+            answer = self.ask(ListRequested(request_id=self.request(), cursor=cursor, at_most=at_most), AnswerList)
+            found += [(answer.key_space, owned) for owned in answer.blocks if answer.key_space is not None]
+            cursor = answer.cursor
+            if cursor is None:
+                return found
+
     def present(self, *blocks: BlockRef, space: KeySpace = SPACE) -> tuple[bool, ...]:
         hashes = tuple(block.hash for block in blocks)
         return self.ask(ProbeRequested(request_id=self.request(), key_space=space, hashes=hashes), AnswerProbe).present
@@ -229,6 +244,7 @@ def ssd_node() -> Callable[..., Driver]:
         regions: int = 4,
         region_pages: int = 16,
         demote_above: float = 0.0,
+        write_policy: WritePolicy = WritePolicy.WRITE_BACK,
         patience: Nanos = Nanos(0),
         boot: int = 1,
         **config: Any,
@@ -237,6 +253,7 @@ def ssd_node() -> Callable[..., Driver]:
             capacity=Bytes(regions * region_pages * PAGE),
             region_bytes=Bytes(region_pages * PAGE),
             demote_above=demote_above,
+            write_policy=write_policy,
             patience=patience,
         )
         return Driver(StoreConfig(host_capacity=Bytes(pages * PAGE), ssd=ssd, **config), boot=boot)

@@ -5,9 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.core.events import (
-    AnswerList,
     AnswerLocate,
-    ListRequested,
     LocateRequested,
     ReadFinished,
     ReadOutcome,
@@ -120,8 +118,7 @@ def test_a_listing_for_peers_says_what_is_left(host_node: Callable, chain: Calla
     node.put(ends, ttl=seconds(10))
     node.put(stays)
     node.wait(seconds(4))
-    ((_, owned),) = node.ask(ListRequested(request_id=node.request()), AnswerList).blocks
-    assert [block.ttl for block in owned] == [seconds(6), 0]
+    assert [owned.ttl for _, owned in node.listing()] == [seconds(6), 0]
 
 
 def test_an_expiry_table_of_blocks_that_come_and_go_stays_small(chain: Callable, space) -> None:

@@ -40,6 +40,7 @@ class IndexAgainstADict(RuleBasedStateMachine):
             self.model[space, number] = added
             return
         childless = self.index.remove(known)
+        assert not known.listed
         parent = self.model.get((space, number // 2))
         siblings = self.model.get((space, number ^ 1))
         assert childless is (parent if parent is not None and (siblings is None or number == 1) else None)
@@ -58,6 +59,7 @@ class IndexAgainstADict(RuleBasedStateMachine):
         assert set(self.index) == set(self.model.values())
         for (space, number), known in self.model.items():
             assert self.index.get(space, known.hash) is known
+            assert known.listed
             assert known.children == sum((space, child) in self.model for child in (2 * number, 2 * number + 1))
 
 

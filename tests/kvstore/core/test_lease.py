@@ -67,6 +67,14 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
         state[0] = max(state[0], min(self.now + min(ttl or 10, 30), state[1]))
         assert left == state[0] - self.now
 
+    @rule(turns=st.integers(1, 5))
+    def readers_renew_for_long(self, turns: int) -> None:
+        """Up to the longest life of a lease."""
+        for _ in range(turns):
+            self.time_goes_by(25, sweep=True)
+            for pick in range(len(self.ids)):
+                self.renew(pick, 1000)
+
     @rule(by=st.integers(0, 15), sweep=st.booleans())
     def time_goes_by(self, by: int, sweep: bool) -> None:
         self.now = Nanos(self.now + by)

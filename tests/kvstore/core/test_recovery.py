@@ -109,3 +109,11 @@ def test_of_two_records_of_one_block_the_newer_lives(chain: Callable, space: Key
     disk, block = Disk(), chain(1)[0]
     old, new = disk.record(space, block, 1), disk.record(space, block, 10)
     assert newest_records([disk.recover()]) == ([(0, new)], [(0, old)])
+
+
+def test_a_region_whose_header_cannot_be_read_is_not_taken_for_free(chain: Callable, space: KeySpace) -> None:
+    disk = Disk()
+    disk.record(space, chain(1)[0], 1)
+    found = recover_region(lambda offset, length: b"", disk.is_intact, region=3, region_bytes=REGION_BYTES)
+    assert found is not None
+    assert (found.unreadable, found.region, found.records) == (True, 3, ())

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import AnswerList, AnswerLocate, BlockPlace, CommitStatus, ListRequested, LocateRequested, Tick
+from kvstore.core.events import AnswerLocate, BlockPlace, CommitStatus, LocateRequested, Tick
 from kvstore.core.extent import Tier
-from kvstore.ids import Namespace
 from kvstore.units import Nanos
 
 PAGE = 4096
@@ -40,19 +39,6 @@ def test_an_operator_sees_where_each_block_is_and_how_often_it_is_leased(ssd_nod
     node.acquire(blocks[0])
     event = LocateRequested(request_id=node.request(), key_space=space, hashes=tuple(block.hash for block in blocks))
     assert node.ask(event, AnswerLocate).places == (BlockPlace((Tier.HOST, Tier.SSD), PAGE, 1), BlockPlace((), 0, 0))
-
-
-def test_a_list_names_every_readable_block_by_key_space(host_node: Callable, chain: Callable, space) -> None:
-    node, other = host_node(8), space._replace(namespace=Namespace("other"))
-    node.put(*chain(2))
-    node.put(*chain(1, space=other), space=other)
-    node.reserve(chain(3)[2])
-    listed = dict(node.ask(ListRequested(request_id=node.request()), AnswerList).blocks)
-    assert {key_space: tuple(owned.block for owned in blocks) for key_space, blocks in listed.items()} == {
-        space: chain(2),
-        other: chain(1, space=other),
-    }
-    assert {owned.tiers for blocks in listed.values() for owned in blocks} == {(Tier.HOST,)}
 
 
 def test_status_counts_what_is_there_and_what_happened(host_node: Callable, chain: Callable) -> None:

@@ -364,6 +364,28 @@ def test_a_restart_lists_what_is_on_the_ssd_and_its_records_do_not_collide_with_
     assert after.state._stock.index.get(space, chain(1, start=70)[0].hash).ssd.generation > highest
 
 
+def test_a_region_that_a_restart_cannot_read_is_voided_before_it_is_used(ssd_node: Callable, chain: Callable, space) -> None:
+    """Else what is deleted meanwhile would be back when the next restart can read it."""
+    unreadable = RecoveredRegion(region=2, sequence=0, nonce=b"", sealed=False, records=(), unreadable=True)
+    node = ssd_node(8)
+    node = type(node)(node.state._stock.config, recovered=(unreadable,))
+    regions = node.state._stock.regions
+    assert regions.free_regions == 3
+    (void,) = held(node, WriteRegion, RegionWriteReason.DROP)
+    assert (void.region, void.offset, void.data) == (2, 0, bytes(PAGE))
+    node.written(ok=False)
+    assert regions.free_regions == 3
+    node.wait(seconds(10))
+    assert held(node, WriteRegion, RegionWriteReason.DROP), "tried again"
+    (block,) = chain(1)
+    node.put(block)
+    delete(node, space, block)
+    assert not [i for i in node.said if isinstance(i, AnswerDelete)], "its record may lie there"
+    while regions.unread:
+        node.written()
+    assert node.only(node.said, AnswerDelete).deleted == (True,)
+
+
 def test_a_graceful_stop_demotes_hottest_first_seals_and_then_says_so(ssd_node: Callable, chain: Callable, space) -> None:
     node, cold, hot = ssd_node(16, demote_above=1.0), chain(2), chain(2, start=70)
     node.put(*hot)

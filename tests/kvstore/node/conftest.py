@@ -3,7 +3,9 @@
 import asyncio
 import hashlib
 import itertools
-from contextlib import aclosing, asynccontextmanager
+import subprocess
+import sys
+from contextlib import aclosing, asynccontextmanager, contextmanager
 
 import pytest
 
@@ -151,6 +153,34 @@ def serving(node_config):
             await server.stop()
 
     return serve
+
+
+@pytest.fixture
+def node_process(tmp_path):
+    """`with node_process(redis, ...) as (popen, address)`: one `python -m kvstore.node` with an SSD tier that has said READY."""
+
+    @contextmanager
+    def start(redis, **keys):
+        flags = {
+            "node_id": "node-p",
+            "redis_url": redis.url,
+            "host_capacity": "4MiB",
+            "region_bytes": "256KiB",
+            "ssd_capacity": "8MiB",
+            "ssd_path": str(tmp_path / "ssd"),
+        }
+        command = [sys.executable, "-m", "kvstore.node", *(f"--{key}={value}" for key, value in (flags | keys).items())]
+        popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            ready = popen.stdout.readline().split()
+            assert ready[:1] == ["READY"]
+            yield popen, ready[3].removeprefix("rpc=")
+        finally:
+            popen.kill()
+            popen.wait(timeout=20)
+            popen.stdout.close()
+
+    return start
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack
 import pytest
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
-from kvstore.core.events import AnswerEvict, AnswerList, EvictRequested, ListRequested
+from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import place
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import StaleView
 from kvstore.ids import Epoch, NodeId
 from kvstore.node.repair_config import RepairConfig
+from kvstore.node.walk import walk
 from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.peer_stub import PeerStub
 from kvstore.units import Bytes, milliseconds, seconds
@@ -41,9 +42,7 @@ class Cluster:
         return place(ref.stripe, self.views.view, replicas=2)
 
     async def held(self, node_id):
-        node = self.servers[node_id].node
-        listed = await node.ask(ListRequested(request_id=node.next_request_id()), AnswerList)
-        return {owned.block.hash for _, blocks in listed.blocks for owned in blocks}
+        return {owned.block.hash async for _, owned in walk(self.servers[node_id].node)}
 
     async def everything_in_place(self, refs, *, exactly=False):
         wanted = {node_id: {ref.hash for ref in refs if node_id in self.owners(ref)} for node_id in self.members}
@@ -54,7 +53,7 @@ class Cluster:
                     return False
         return True
 
-    async def until(self, condition, *, within_s=20.0):
+    async def until(self, condition, *, within_s=60.0):
         async with asyncio.timeout(within_s):
             while not await condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)

@@ -1,0 +1,134 @@
+"""Drain, rebalance and top: what keeps a cluster in shape, as records. No printing here."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from typing import Any
+
+from kvstore.admin.cluster_access import ClusterAccess, ask_each, reachable, read_view
+from kvstore.core.view import Member, MemberState, Role, View
+from kvstore.errors import InvalidRequest, LarderError, NotFound
+from kvstore.ids import NodeId
+from kvstore.rpc.admin_stub import AdminStub, NodeReport
+from kvstore.units import seconds
+
+Record = dict[str, Any]
+
+_CALL_TIMEOUT = seconds(5)
+_LOOK_TIMEOUT = seconds(300)
+"""Of a rebalance: every node asks every other one about all it has."""
+_LOOK_EVERY_S = 0.25
+
+
+async def drain(access: ClusterAccess, node_id: str, *, wait: bool, on_progress: Callable[[int, int], None]) -> Record:
+    """Tell a store node to hand over all it has. With `wait`, until it is safe to stop it; else how far it is now.
+
+    `on_progress` gets blocks confirmed and blocks there. Raises NotFound, InvalidRequest, and what the node answers.
+    """
+    member = _store(await read_view(access), node_id)
+    if member.state is not MemberState.DRAINING:
+        await _one(member, lambda stub: stub.drain(timeout=_CALL_TIMEOUT))
+    while True:
+        report: NodeReport = await _one(member, lambda stub: stub.status(timeout=_CALL_TIMEOUT))
+        progress = report.drain
+        if progress is not None:
+            on_progress(progress.blocks - progress.remaining_blocks, progress.blocks)
+        if not wait or (progress is not None and progress.safe_to_stop):
+            drain_record = None if progress is None else dataclasses.asdict(progress)
+            return {"node_id": node_id, "drain": drain_record, "repair": dataclasses.asdict(report.repair)}
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def rebalance(access: ClusterAccess, *, dry_run: bool) -> Record:
+    """What is not in its place and who sends it where; unless `dry_run`, it is on its way when this returns."""
+    stores = _stores(await read_view(access))
+    answers = await ask_each(
+        stores, lambda _, channel: AdminStub(channel).rebalance(dry_run=dry_run, timeout=_LOOK_TIMEOUT), timeout=_LOOK_TIMEOUT
+    )
+    nodes: list[Record] = [
+        {"node_id": member.node_id, "error": str(answer)}
+        if isinstance(answer, LarderError)
+        else {"node_id": member.node_id, **dataclasses.asdict(answer)}
+        for member, answer in answers
+    ]
+    moves = [move for node in nodes for move in node.get("moves", ())]
+    totals = {key: sum(move[key] for move in moves) for key in ("stripes", "blocks", "bytes")}
+    surplus = {key: sum(node.get(key, 0) for node in nodes) for key in ("surplus_blocks", "surplus_bytes")}
+    return {"dry_run": dry_run, **totals, **surplus, "nodes": nodes}
+
+
+def repair_summary(stores: Sequence[Mapping[str, Any]]) -> Record:
+    """Of the stores of a status record: what the cluster as a whole still owes. A stripe waits at one node for each copy it lacks."""
+    repairs = [store["repair"] for store in stores if "repair" in store]
+    summed = ("waiting_stripes", "endangered_stripes", "waiting_blocks", "waiting_bytes", "bytes_per_s")
+    return {
+        **{key.replace("waiting", "under_replicated"): sum(repair[key] for repair in repairs) for key in summed},
+        "eta_ms": max((repair["eta_ms"] for repair in repairs), default=0),
+    }
+
+
+async def samples(access: ClusterAccess, *, every_s: float) -> AsyncGenerator[Record, None]:
+    """What `top` shows, again and again; rates are those of the time since the sample before."""
+    before: dict[NodeId, NodeReport] = {}
+    at = time.monotonic()
+    while True:
+        view = await read_view(access)
+        answers = await ask_each(_stores(view), lambda _, channel: AdminStub(channel).status(timeout=_CALL_TIMEOUT))
+        now = time.monotonic()
+        reports = {member.node_id: answer for member, answer in answers if not isinstance(answer, LarderError)}
+        if before:
+            nodes = [_top_row(member, answer, before.get(member.node_id), now - at) for member, answer in answers]
+            yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes)}
+        before, at = reports, now
+        await asyncio.sleep(every_s)
+
+
+def _top_row(member: Member, answer: NodeReport | LarderError, earlier: NodeReport | None, elapsed_s: float) -> Record:
+    known: Record = {"node_id": member.node_id, "state": member.state, "takeover": member.takeover}
+    if isinstance(answer, LarderError):
+        return {**known, "error": str(answer)}
+    same_boot = earlier is not None and earlier.boot_id == answer.boot_id
+
+    def per_s(count: Callable[[NodeReport], int]) -> float:
+        return (count(answer) - count(earlier)) / elapsed_s if earlier is not None and same_boot else 0.0
+
+    def noted(kind: str) -> Callable[[NodeReport], int]:
+        return lambda report: sum(count for name, count in report.counters.items() if name.startswith(f"{kind}:"))
+
+    return {
+        **known,
+        "tiers": [dataclasses.asdict(tier) for tier in answer.tiers],
+        "blocks": answer.blocks,
+        "leases": answer.leases,
+        "connections": sum(answer.data_connections.values()),
+        "stored_per_s": round(per_s(noted("stored")), 1),
+        "evicted_per_s": round(per_s(noted("evicted")), 1),
+        "cpu_percent": round(per_s(lambda report: report.cpu_ns) / 1e7, 1),
+        "repair": dataclasses.asdict(answer.repair),
+        "drain": None if answer.drain is None else dataclasses.asdict(answer.drain),
+    }
+
+
+async def _one(member: Member, call: Callable[[AdminStub], Any]) -> Any:
+    [(_, answer)] = await ask_each([member], lambda _, channel: call(AdminStub(channel)))
+    if isinstance(answer, LarderError):
+        raise answer
+    return answer
+
+
+def _stores(view: View) -> list[Member]:
+    return reachable([member for member in view.members if member.role is Role.STORE])
+
+
+def _store(view: View, node_id: str) -> Member:
+    member = next((member for member in view.members if member.node_id == node_id), None)
+    if member is None:
+        raise NotFound(f"no member {node_id!r}; there are: {', '.join(sorted(each.node_id for each in view.members)) or 'none'}")
+    if member.role is not Role.STORE:
+        raise InvalidRequest(f"{node_id} is a {member.role} node: it holds no blocks; stop it, and its streams go on elsewhere")
+    if member.state not in (MemberState.ACTIVE, MemberState.DRAINING):
+        raise InvalidRequest(f"{node_id} is {member.state}: there is nothing to drain")
+    return member

@@ -1,0 +1,65 @@
+"""Tables for people: repair, drain, rebalance, top."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.table import Table
+
+from kvstore.admin.render import duration_text, repair_cell, size_text, table
+
+
+def repair_line(summary: Mapping[str, Any]) -> str:
+    if not summary["under_replicated_stripes"]:
+        return "repair: everything is where it should be, as far as the nodes know"
+    return (
+        f"repair: {summary['under_replicated_stripes']} stripes short of a copy, "
+        f"{summary['endangered_stripes']} of them down to the last, "
+        f"{size_text(summary['under_replicated_bytes'])} to go at {size_text(summary['bytes_per_s'])}/s, "
+        f"about {duration_text(summary['eta_ms'] + 999)}"
+    )
+
+
+def drain_text(record: Mapping[str, Any]) -> str:
+    drain = record["drain"]
+    if drain is None:
+        return f"{record['node_id']} begins to drain"
+    if drain["safe_to_stop"]:
+        return f"{record['node_id']} is drained: each of its {drain['blocks']} blocks was read back at every owner; it is safe to stop"
+    return (
+        f"{record['node_id']} drains: {drain['remaining_blocks']} of {drain['blocks']} blocks "
+        f"({size_text(drain['remaining_bytes'])}) are not confirmed at their owners yet; do not stop it"
+    )
+
+
+def rebalance_table(record: Mapping[str, Any]) -> Table:
+    rows: list[tuple[object, ...]] = []
+    for node in record["nodes"]:
+        if "error" in node:
+            rows.append((node["node_id"], node["error"], "", "", ""))
+        for move in node.get("moves", ()):
+            rows.append((node["node_id"], move["node_id"], move["stripes"], move["blocks"], size_text(move["bytes"])))
+    verb = "would move" if record["dry_run"] else "moving"
+    title = (
+        f"{verb}: {record['stripes']} stripes, {record['blocks']} blocks, {size_text(record['bytes'])}; "
+        f"surplus {record['surplus_blocks']} blocks, {size_text(record['surplus_bytes'])}"
+    )
+    return table(title, ("from", "to", "stripes", "blocks", "bytes"), rows)
+
+
+def top_table(record: Mapping[str, Any]) -> Table:
+    rows = []
+    for node in record["nodes"]:
+        state = node["state"] if node["takeover"] >= 1 else f"{node['state']} {node['takeover']:.0%}"
+        if "error" in node:
+            rows.append((node["node_id"], state, node["error"], *[""] * 7))
+            continue
+        tiers = "  ".join(
+            f"{tier['tier']} {size_text(tier['used_bytes'])} ({tier['used_bytes'] / max(tier['capacity_bytes'], 1):.0%})"
+            for tier in node["tiers"]
+        )
+        rates = (f"{node['stored_per_s']:.0f}", f"{node['evicted_per_s']:.0f}", f"{node['cpu_percent']:.0f} %")
+        rows.append((node["node_id"], state, tiers, node["blocks"], node["leases"], node["connections"], *rates, repair_cell(node)))
+    headers = ("node", "state", "tiers", "blocks", "leases", "conns", "stored/s", "evicted/s", "CPU", "repair")
+    return table(f"epoch {record['epoch']}; {repair_line(record['repair'])}", headers, rows)
