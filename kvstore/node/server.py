@@ -82,6 +82,12 @@ class NodeServer:
         with contextlib.ExitStack() as opening:
             self.host = HostArena(config.host_capacity, sealed=config.shm is not ShmAccess.READ_WRITE)
             opening.callback(self.host.close)
+            self._gpu: Tier | None = None
+            if config.gpu_device is not None:
+                from kvstore.tiers.gpu import GpuArena  # torch: seconds, and a GB that a node without a device can do without
+
+                self._gpu = GpuArena(config.gpu_device, config.gpu_capacity)
+                opening.callback(self._gpu.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
             if config.ssd_path is not None:
@@ -128,7 +134,9 @@ class NodeServer:
             if self._regions is not None:
                 assert self._ssd is not None
                 recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
-            self._node = Node(self._state, host=self.host, ssd=self._ssd, config=self.config, clock=self._clock, on_note=self._note)
+            self._node = Node(
+                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_note=self._note
+            )
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)
