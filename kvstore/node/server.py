@@ -18,7 +18,7 @@ from kvstore.core.events import Note, RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.view import Member, MemberState, Role
-from kvstore.errors import Unavailable
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.node.admin_servicer import AdminServicer
 from kvstore.node.anti_entropy import AntiEntropy
@@ -225,6 +225,10 @@ class NodeServer:
     async def _drain(self) -> None:
         if self._own is None:
             raise Unavailable("this node is in no registry: there is nobody to take its stripes")
+        if not self.config.repair.rate:
+            raise InvalidRequest("repair.rate is 0 on this node: it would hand nothing over")
+        if not any(member.state is MemberState.ACTIVE and member.node_id != self.config.node_id for member in self._views.view.stores):
+            raise InvalidRequest("no other store is active: there is nobody to take its stripes")
         if self.member_state is not MemberState.DRAINING:
             await self._own.drain()
             self.member_state = MemberState.DRAINING
