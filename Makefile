@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Converted models; in the clone, so that 'make clean' takes everything away.
 export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
-.PHONY: help setup demo up test check format sim bench bench-pd examples proto clean
+.PHONY: help setup demo up test check format sim bench failover bench-pd examples proto clean
 
 help:
 	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
@@ -28,6 +28,7 @@ help:
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
 	@echo "make sim     a node and a cluster, simulated  (SEED=17 for one, SEEDS=5000 for more)"
+	@echo "make failover  kill and stop decode nodes under streams, compare every token (ARGS='--blows 100')"
 	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
 	@echo "make bench-pd  prefill beside decode: one queue, two queues, two processes"
 	@echo "make proto   regenerate the protocol code     (make examples: deploy/config)"
@@ -59,7 +60,7 @@ format: $(READY)
 sim: $(READY)
 	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(if $(SEEDS),--numprocesses auto) $(ARGS)
 
-# Takes about four minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
+# Takes about ten minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
 bench: $(READY)
 	@$(PY) -c 'import hiredis' 2>/dev/null || $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(PY) -m kvstore.admin.kvctl bench get put --transport shm,ucx,tcp,grpc,redis,memcpy --rounds 3 --seconds 1 $(ARGS)
@@ -67,6 +68,10 @@ bench: $(READY)
 # Takes about four minutes; the target is a p99 gap between tokens at least 3 times shorter than first come first served.
 bench-pd: $(READY)
 	@$(PY) -m kvstore.admin.kvctl bench pd --plot .larder/bench-pd.png $(ARGS)
+
+# Ten minutes or so: a thousand kills in process, then kill -9 and SIGSTOP on real processes. The last line is a JSON object.
+failover: $(READY)
+	@PYTHONPATH=tests $(PY) tests/failover/run.py $(ARGS)
 
 examples: $(READY)
 	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml

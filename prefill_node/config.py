@@ -90,6 +90,9 @@ class ComputeConfig:
 
     member_ttl: Nanos = seconds(6)
     """Of this node's lease in Redis; a third of it is the period of renewal."""
+    drain_leave: Nanos = seconds(3)
+    """How long a stopping node goes on with what it has, so that the gateway moves its streams to prepared nodes without a gap. Then they
+    are let go."""
     drain_flush: Nanos = milliseconds(500)
     """How long a stopping node goes on publishing what its streams have sealed before it lets them go."""
 
@@ -116,6 +119,8 @@ class ComputeConfig:
             raise ConfigError(f"chunk_tokens ({self.chunk_tokens}) must be a multiple of block_tokens ({self.block_tokens})")
         if self.mixed_tokens < self.block_tokens:
             raise ConfigError(f"mixed_tokens ({self.mixed_tokens}) must be at least block_tokens ({self.block_tokens})")
+        if not 0 <= self.drain_leave <= seconds(30):
+            raise ConfigError("drain_leave must be 0 to 30s: a supervisor gives a stopping process no more")
         if self.drain_flush > seconds(10):
             raise ConfigError("drain_flush must be at most 10s: a supervisor gives a stopping process no more")
 

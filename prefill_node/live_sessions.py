@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from kvstore.errors import LarderError, Unavailable
-from kvstore.units import Nanos
+from kvstore.units import Nanos, seconds, to_seconds
 
 
 class Flushes(Protocol):
@@ -33,8 +33,7 @@ class LiveSessions:
     def __init__(self) -> None:
         self._sessions: set[Session] = set()
         self._draining = False
-        self._none_left = asyncio.Event()
-        self._none_left.set()
+        self._changed = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -49,18 +48,32 @@ class LiveSessions:
         if self._draining:
             raise Unavailable("this node is draining: use another one")
         self._sessions.add(session)
-        self._none_left.clear()
+        self._tell()
         try:
             yield
         finally:
             self._sessions.discard(session)
-            if not self._sessions:
-                self._none_left.set()
+            self._tell()
 
-    async def drain(self, publisher: Flushes, *, flush: Nanos, leave: float = 2.0) -> None:
+    async def changed(self, count: int) -> None:
+        """Wait until there are not `count` sessions."""
+        while len(self._sessions) == count:
+            await self._changed.wait()
+
+    async def all_left(self, *, timeout: Nanos) -> bool:
+        """Wait until none is left; False when `timeout` came first."""
+        try:
+            async with asyncio.timeout(to_seconds(timeout)):
+                while self._sessions:
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def drain(self, publisher: Flushes, *, flush: Nanos, leave: Nanos = seconds(2)) -> None:
         """End every session with Unavailable, after what they sealed is published or `flush` has passed.
 
-        Whoever held the session goes on elsewhere and finds the blocks there. `leave` seconds bound the wait for the calls to end.
+        Whoever held the session goes on elsewhere and finds the blocks there. `leave` bounds the wait for the calls to end.
         """
         self._draining = True
         for session in tuple(self._sessions):
@@ -68,8 +81,8 @@ class LiveSessions:
         await publisher.flush(timeout=flush)
         for session in tuple(self._sessions):
             session.end(Unavailable("this node is draining: go on on another one"))
-        try:
-            async with asyncio.timeout(leave):
-                await self._none_left.wait()
-        except TimeoutError:
-            pass  # a client that reads nothing keeps its call open; the server's stop closes it
+        await self.all_left(timeout=leave)  # a client that reads nothing keeps its call open; the server's stop closes it
+
+    def _tell(self) -> None:
+        told, self._changed = self._changed, asyncio.Event()
+        told.set()

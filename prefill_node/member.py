@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import os
 
+from kvpb.v1 import compute_pb2_grpc
+
 from kvstore.core.view import Member
 from kvstore.errors import LarderError
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.process import announce_ready
 from kvstore.registry import RedisRegistry
 from kvstore.units import Bytes
+from prefill_node.admin_servicer import ComputeAdminServicer
 from prefill_node.compute_node import ComputeNode
 from prefill_node.start import Start
 
@@ -24,6 +27,7 @@ async def serve_member(node: ComputeNode, start: Start) -> None:
     """Serve until cancelled; then drain, leave and close. The server has its services. Raises ConfigError when Redis is not there, or
     another process takes the node id over."""
     config, registry = node.config, start.registry
+    compute_pb2_grpc.add_ComputeAdminServiceServicer_to_server(ComputeAdminServicer(node.sessions, registry), start.server)
     await start.server.start()
     try:
         await registry.join(
@@ -51,6 +55,7 @@ async def _go(node: ComputeNode, registry: RedisRegistry) -> None:
         await registry.drain()
     except LarderError as error:
         log.warning("the registry was not told of the drain: %s", error)
+    await node.sessions.all_left(timeout=node.config.drain_leave)
     await node.drain()
     try:
         await registry.leave()

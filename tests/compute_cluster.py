@@ -56,6 +56,8 @@ class Cluster:
         self._folder = folder
         self._stack = stack
         self._calls = 0
+        self.dtype = "float32"
+        """Of the nodes added from now on."""
         self.views = StaticViews(View(Epoch(1)))
         self.stores: list[NodeServer] = []
         self.loaders: dict[str, PrefixLoader] = {}
@@ -85,7 +87,7 @@ class Cluster:
             await store.stop()
 
     def model(self) -> LoadedModel:
-        return load_model(self._folder, dtype="float32", block_tokens=BLOCK_TOKENS)
+        return load_model(self._folder, dtype=self.dtype, block_tokens=BLOCK_TOKENS)
 
     async def add(self, node_id: str, role: Role, **keys: object) -> ComputeNode:
         fields: dict[str, object] = {

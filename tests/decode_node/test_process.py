@@ -31,7 +31,7 @@ def redis_url() -> Iterator[str]:
 @pytest.fixture
 def nodes(redis_url: str, tiny_folder: Path, tmp_path: Path) -> Iterator[dict[str, LocalProcess]]:
     """A prefill node and two decode nodes, without any store."""
-    keys = {"redis_url": redis_url, "model": str(tiny_folder), "threads": 1, "pool_blocks": 64, "dtype": "float32"}
+    keys = {"redis_url": redis_url, "model": str(tiny_folder), "threads": 1, "pool_blocks": 64, "dtype": "float32", "drain_leave": "0s"}
     started = {
         name: LocalProcess(
             name=name,
@@ -141,7 +141,7 @@ def test_a_node_told_to_stop_hands_its_stream_over_and_one_killed_loses_nothing(
 
 
 def test_one_process_takes_both_roles(redis_url: str, tiny_folder: Path, tmp_path: Path, seed: int) -> None:
-    settings = {"redis_url": redis_url, "model": str(tiny_folder), "threads": 1, "pool_blocks": 64, "dtype": "float32"}
+    settings = {"redis_url": redis_url, "model": str(tiny_folder), "threads": 1, "pool_blocks": 64, "dtype": "float32", "drain_leave": "0s"}
     settings |= {"roles": "both", "node_id": "both-1"}
     process = LocalProcess(name="both-1", role="both", module="decode_node", settings=settings, folder=tmp_path)
     prompt = [random.Random(seed).randrange(3, 500) for _ in range(70)]

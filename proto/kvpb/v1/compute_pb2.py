@@ -24,17 +24,17 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpb/v1/compute.proto\x12\x07kvpb.v1\"\x0e\n\x0c\x44rainRequest\"#\n\rDrainProgress\x12\x12\n\nlive_calls\x18\x01 \x01(\r2O\n\x13\x43omputeAdminService\x12\x38\n\x05\x44rain\x12\x15.kvpb.v1.DrainRequest\x1a\x16.kvpb.v1.DrainProgress0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpb/v1/compute.proto\x12\x07kvpb.v1\"\x13\n\x11\x44rainCallsRequest\"(\n\x12\x44rainCallsProgress\x12\x12\n\nlive_calls\x18\x01 \x01(\r2^\n\x13\x43omputeAdminService\x12G\n\nDrainCalls\x12\x1a.kvpb.v1.DrainCallsRequest\x1a\x1b.kvpb.v1.DrainCallsProgress0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpb.v1.compute_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DRAINREQUEST']._serialized_start=34
-  _globals['_DRAINREQUEST']._serialized_end=48
-  _globals['_DRAINPROGRESS']._serialized_start=50
-  _globals['_DRAINPROGRESS']._serialized_end=85
-  _globals['_COMPUTEADMINSERVICE']._serialized_start=87
-  _globals['_COMPUTEADMINSERVICE']._serialized_end=166
+  _globals['_DRAINCALLSREQUEST']._serialized_start=34
+  _globals['_DRAINCALLSREQUEST']._serialized_end=53
+  _globals['_DRAINCALLSPROGRESS']._serialized_start=55
+  _globals['_DRAINCALLSPROGRESS']._serialized_end=95
+  _globals['_COMPUTEADMINSERVICE']._serialized_start=97
+  _globals['_COMPUTEADMINSERVICE']._serialized_end=191
 # @@protoc_insertion_point(module_scope)

@@ -4,11 +4,11 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class DrainRequest(_message.Message):
+class DrainCallsRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class DrainProgress(_message.Message):
+class DrainCallsProgress(_message.Message):
     __slots__ = ("live_calls",)
     LIVE_CALLS_FIELD_NUMBER: _ClassVar[int]
     live_calls: int

@@ -35,10 +35,10 @@ class ComputeAdminServiceStub:
         Args:
             channel: A grpc.Channel.
         """
-        self.Drain = channel.unary_stream(
-                '/kvpb.v1.ComputeAdminService/Drain',
-                request_serializer=kvpb_dot_v1_dot_compute__pb2.DrainRequest.SerializeToString,
-                response_deserializer=kvpb_dot_v1_dot_compute__pb2.DrainProgress.FromString,
+        self.DrainCalls = channel.unary_stream(
+                '/kvpb.v1.ComputeAdminService/DrainCalls',
+                request_serializer=kvpb_dot_v1_dot_compute__pb2.DrainCallsRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_compute__pb2.DrainCallsProgress.FromString,
                 _registered_method=True)
 
 
@@ -46,7 +46,7 @@ class ComputeAdminServiceServicer:
     """For operators, on every prefill and decode node. kvctl is its client.
     """
 
-    def Drain(self, request, context):
+    def DrainCalls(self, request, context):
         """Leave the cluster's work: the registry says DRAINING, so nothing new comes, prompts are ended and the gateway moves the live streams
         to other nodes. Streams how many calls are left, at once and at each change; the last message says 0. The process stays.
         """
@@ -57,10 +57,10 @@ class ComputeAdminServiceServicer:
 
 def add_ComputeAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
-            'Drain': grpc.unary_stream_rpc_method_handler(
-                    servicer.Drain,
-                    request_deserializer=kvpb_dot_v1_dot_compute__pb2.DrainRequest.FromString,
-                    response_serializer=kvpb_dot_v1_dot_compute__pb2.DrainProgress.SerializeToString,
+            'DrainCalls': grpc.unary_stream_rpc_method_handler(
+                    servicer.DrainCalls,
+                    request_deserializer=kvpb_dot_v1_dot_compute__pb2.DrainCallsRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_compute__pb2.DrainCallsProgress.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -75,7 +75,7 @@ class ComputeAdminService:
     """
 
     @staticmethod
-    def Drain(request,
+    def DrainCalls(request,
             target,
             options=(),
             channel_credentials=None,
@@ -88,9 +88,9 @@ class ComputeAdminService:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/kvpb.v1.ComputeAdminService/Drain',
-            kvpb_dot_v1_dot_compute__pb2.DrainRequest.SerializeToString,
-            kvpb_dot_v1_dot_compute__pb2.DrainProgress.FromString,
+            '/kvpb.v1.ComputeAdminService/DrainCalls',
+            kvpb_dot_v1_dot_compute__pb2.DrainCallsRequest.SerializeToString,
+            kvpb_dot_v1_dot_compute__pb2.DrainCallsProgress.FromString,
             options,
             channel_credentials,
             insecure,
