@@ -101,6 +101,7 @@ class Cluster:
             capacity=Bytes(rng.choice((4, 6)) * REGION_BYTES),
             region_bytes=Bytes(REGION_BYTES),
             write_policy=rng.choice(tuple(WritePolicy)),
+            durable_within=milliseconds(300),  # and a tick of a second more at most: sooner than the clients give up
             demote_above=rng.choice((0.0, 0.3, 0.7)),
             max_moves=rng.choice((1, 3, 8)),
             min_dead_share=rng.choice((0.1, 0.25, 0.6)),
