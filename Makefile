@@ -60,7 +60,7 @@ format: $(READY)
 sim: $(READY)
 	@$(if $(SEED),LARDER_SIM_SEED=$(SEED)) $(if $(SEEDS),LARDER_SIM_SEEDS=$(SEEDS)) $(PY) -m pytest tests/sim $(if $(SEEDS),--numprocesses auto) $(ARGS)
 
-# Takes about four minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
+# Takes about ten minutes. Redis through redis-py with hiredis, one key a block, in the same rounds.
 bench: $(READY)
 	@$(PY) -c 'import hiredis' 2>/dev/null || $(PY) -m pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
 	@$(PY) -m kvstore.admin.kvctl bench get put --transport shm,ucx,tcp,grpc,redis,memcpy --rounds 3 --seconds 1 $(ARGS)

@@ -40,7 +40,7 @@ ONLY_IN = {
     "ucxx": ("kvstore/transport/ucx_worker.py",),
     "typer": ("kvstore/admin/",),
     "rich": ("kvstore/admin/",),
-    "torch": ("prefill_node/", "decode_node/"),
+    "torch": ("prefill_node/", "decode_node/", "kvstore/codec/torch_codec.py", "kvstore/tiers/gpu.py"),
     "transformers": ("prefill_node/", "decode_node/"),
     "numba": ("kvstore/codec/", "prefill_node/engine/"),
     "llvmlite": ("prefill_node/engine/", "kvstore/codec/"),

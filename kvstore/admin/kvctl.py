@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import Progress, TaskID
 from rich.table import Table
@@ -177,7 +177,7 @@ def rebalance(
     """Look on every store node for copies that are not where they should be, and send them there at the repair rate."""
     with _err.status("comparing what the nodes hold"):
         record = _run(upkeep.rebalance(_access(redis, None, None), dry_run=dry_run))
-    _show(record, as_json, upkeep_tables.rebalance_table(record))
+    _show(record, as_json, upkeep_tables.rebalance_line(record), *([upkeep_tables.rebalance_table(record)] if record["blocks"] else []))
     _exit_if(any("error" in each for each in record["nodes"]))
 
 
@@ -196,9 +196,9 @@ def top(
             with contextlib.nullcontext() if once or as_json else Live(console=_out, screen=True) as screen:
                 async for record in looks:
                     if screen is not None:
-                        screen.update(upkeep_tables.top_table(record), refresh=True)
+                        screen.update(Group(upkeep_tables.repair_line(record["repair"]), upkeep_tables.top_table(record)), refresh=True)
                         continue
-                    _show(record, as_json, upkeep_tables.top_table(record))
+                    _show(record, as_json, upkeep_tables.repair_line(record["repair"]), upkeep_tables.top_table(record))
                     if once:
                         return
 

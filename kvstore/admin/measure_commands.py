@@ -21,6 +21,7 @@ from kvstore.admin.local_cluster import cache_dir_from_environment
 from kvstore.admin.pd_bench import Load, compare
 from kvstore.admin.pd_bench import save_plot as save_pd_plot
 from kvstore.admin.placement_bench import placement_cost, work_of
+from kvstore.admin.quality_commands import default_cache_dir, engine_speed
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
@@ -49,7 +50,7 @@ class BenchGroup(TyperGroup):
 
 bench = typer.Typer(
     cls=BenchGroup,
-    help="Measure puts and gets (put, get, mixed), the core of a store node (core), prefill beside decode (pd).",
+    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine.",
     no_args_is_help=True,
 )
 
@@ -159,6 +160,37 @@ def bench_pd(
     for row in rows:
         values = [str(row[name][at]) for name in pairs for at in ("p50", "p99")]
         table.add_row(row["way"], *values, str(row["tokens_per_s"]), str(row["failed"]))
+    _out.print(table)
+
+
+@bench.command("engine")
+def bench_engine(
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, a .gguf file, or default.")] = "default",
+    prefill: Annotated[str, typer.Option(help="Prompt lengths in tokens, with commas.")] = "512,2000",
+    batch: Annotated[str, typer.Option(help="Sequences decoded at once, with commas.")] = "1,8,32",
+    dtype: Annotated[str, typer.Option(help="bfloat16 or float32.")] = "bfloat16",
+    rounds: Annotated[int, typer.Option(min=1, help="Both take turns in each.")] = 3,
+    threads: Annotated[int, typer.Option(min=0, help="0: one for each CPU.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Prefill and decode speed of the engine beside transformers' own generate: tokens a second, and the ratio."""
+    options = {"prefill": prefill, "batch": batch, "dtype": dtype, "rounds": rounds, "threads": threads}
+    with _progress() as progress:
+        task = progress.add_task("loading the model", total=None)
+        record = engine_speed(
+            model,
+            cache_dir=cache_dir_from_environment() or default_cache_dir(),
+            options=options,
+            progress=lambda what, done, total: progress.update(task, description=what, completed=done, total=total),
+        )
+    if as_json:
+        print(json.dumps(record), flush=True)
+        return
+    title = f"{dtype}, {record['threads']} threads"
+    table = Table("what", "tokens or batch", "larder tokens/s", "transformers tokens/s", "ratio", title=title)
+    for row in record["rows"]:
+        speeds = (str(row[name]["tokens_per_s"]) for name in ("larder", "transformers"))
+        table.add_row(row["what"], str(row["size"]), *speeds, str(row["ratio"]))
     _out.print(table)
 
 

@@ -1,4 +1,5 @@
-"""Calibration and the codec report. The model runs in a process of its own, `python -m prefill_node.quality`: kvctl needs no torch."""
+"""Calibration, the codec report and the engine's speed. The model runs in a process of its own, `python -m prefill_node.quality` or
+`prefill_node.speed`: kvctl needs no torch."""
 
 from __future__ import annotations
 
@@ -55,6 +56,12 @@ def codec_report(
     return _run(command, progress)
 
 
+def engine_speed(model: str, *, cache_dir: Path, options: Mapping[str, object], progress: Progress) -> Record:
+    """Prefill and decode speed of the engine beside transformers, as rows."""
+    flags = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+    return _run([model, "--cache-dir", str(cache_dir), *flags], progress, module="prefill_node.speed")
+
+
 def _check_texts(texts: Sequence[Path]) -> None:
     for path in texts:
         if not path.is_file():
@@ -65,12 +72,10 @@ def _flags(options: Mapping[str, int]) -> list[str]:
     return [part for key, value in options.items() for part in ("--" + key.replace("_", "-"), str(value))]
 
 
-def _run(arguments: Sequence[str], progress: Progress) -> Record:
+def _run(arguments: Sequence[str], progress: Progress, *, module: str = "prefill_node.quality") -> Record:
     """What the process prints, as JSON. Raises ConfigError for what it calls the operator's fault, LarderError when it breaks."""
     with tempfile.TemporaryFile("w+") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefill_node.quality", *arguments], stdout=output, stderr=subprocess.PIPE, text=True
-        )
+        process = subprocess.Popen([sys.executable, "-m", module, *arguments], stdout=output, stderr=subprocess.PIPE, text=True)
         try:
             assert process.stderr is not None
             last = _follow(process.stderr, progress)
@@ -82,7 +87,7 @@ def _run(arguments: Sequence[str], progress: Progress) -> Record:
         if code == 2 and "error" in last:
             raise ConfigError(str(last["error"]))
         if code:
-            raise LarderError(f"prefill_node.quality ended with {code}: {last.get('text', 'without a word')}")
+            raise LarderError(f"{module} ended with {code}: {last.get('text', 'without a word')}")
         output.seek(0)
         record: Record = json.load(output)
         return record

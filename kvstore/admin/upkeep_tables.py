@@ -43,12 +43,15 @@ def rebalance_table(record: Mapping[str, Any]) -> Table:
             rows.append((node["node_id"], node["error"], "", "", ""))
         for move in node.get("moves", ()):
             rows.append((node["node_id"], move["node_id"], move["stripes"], move["blocks"], size_text(move["bytes"])))
+    return table("moves", ("from", "to", "stripes", "blocks", "bytes"), rows)
+
+
+def rebalance_line(record: Mapping[str, Any]) -> str:
     verb = "would move" if record["dry_run"] else "moving"
-    title = (
+    return (
         f"{verb}: {record['stripes']} stripes, {record['blocks']} blocks, {size_text(record['bytes'])}; "
-        f"surplus {record['surplus_blocks']} blocks, {size_text(record['surplus_bytes'])}"
+        f"surplus: {record['surplus_blocks']} blocks, {size_text(record['surplus_bytes'])}"
     )
-    return table(title, ("from", "to", "stripes", "blocks", "bytes"), rows)
 
 
 def top_table(record: Mapping[str, Any]) -> Table:
@@ -65,4 +68,4 @@ def top_table(record: Mapping[str, Any]) -> Table:
         rates = (f"{node['stored_per_s']:.0f}", f"{node['evicted_per_s']:.0f}", f"{node['cpu_percent']:.0f} %")
         rows.append((node["node_id"], state, tiers, node["blocks"], node["leases"], node["connections"], *rates, repair_cell(node)))
     headers = ("node", "state", "tiers", "blocks", "leases", "conns", "stored/s", "evicted/s", "CPU", "repair")
-    return table(f"epoch {record['epoch']}; {repair_line(record['repair'])}", headers, rows)
+    return table(f"store nodes at epoch {record['epoch']}", headers, rows)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 
 
 class ByteBudget:
-    """Whoever takes more than is left waits, in order of arrival, unless nothing is taken: one that is larger than all passes alone."""
+    """Whoever takes more than is left waits, in order of arrival, unless nothing is taken: one that is larger than all passes alone.
+
+    Not a Condition: every block of a read gives back, and hardly ever does anybody wait.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._taken = 0
-        self._freed = asyncio.Condition()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
     def taken(self) -> int:
@@ -21,16 +25,37 @@ class ByteBudget:
         return self._taken == 0 or self._taken + size <= self._total
 
     async def take(self, size: int) -> None:
-        async with self._freed:
-            await self._freed.wait_for(lambda: self.fits(size))
+        if not self._waiting and self.fits(size):
             self._taken += size
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, turn))
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self.give_back(size)  # it was let in while it was being cancelled
+            else:
+                self._let_in()  # those behind it
+            raise
 
     def take_now(self, size: int) -> None:
         """Without waiting, over the bound if need be: the caller has looked at `fits`."""
         self._taken += size
 
-    async def give_back(self, size: int) -> None:
-        async with self._freed:
-            self._taken -= size
-            assert self._taken >= 0
-            self._freed.notify_all()
+    def give_back(self, size: int) -> None:
+        self._taken -= size
+        assert self._taken >= 0
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._waiting:
+            size, turn = self._waiting[0]
+            if turn.cancelled():
+                self._waiting.popleft()
+            elif self.fits(size):
+                self._waiting.popleft()
+                self._taken += size
+                turn.set_result(None)
+            else:
+                break

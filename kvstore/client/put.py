@@ -75,7 +75,7 @@ class BlockPutter:
 
     async def _account_for(self, tasks: Sequence[asyncio.Task[None]], size: int) -> None:
         await asyncio.wait(tasks)
-        await self._background.give_back(size)
+        self._background.give_back(size)
 
     def _report(self, progress: PutProgress) -> PutReport:
         outcomes = progress.outcomes()

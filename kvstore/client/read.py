@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -59,19 +60,17 @@ class PrefixRead:
     async def run(self, indices: Sequence[int]) -> None:
         await self._read_each([_Wanted(index, self._lease.copies[index]) for index in indices])
 
-    async def taken(self, block: ReadBlock) -> None:
+    def taken(self, block: ReadBlock) -> None:
         """The consumer has the block: more may be asked for."""
         if block.payload is not None:
-            await self._budget.give_back(len(block.payload))
+            self._budget.give_back(len(block.payload))
 
     async def _read_each(self, wanted: Sequence[_Wanted]) -> None:
         """By the node that holds the lease on each."""
         by_lease: dict[int, list[_Wanted]] = {}
         for block in wanted:
             by_lease.setdefault(id(block.copy.held), []).append(block)
-        async with asyncio.TaskGroup() as group:
-            for blocks in by_lease.values():
-                group.create_task(self._read_in_batches(blocks))
+        await _all_of([self._read_in_batches(blocks) for blocks in by_lease.values()])
 
     async def _read_in_batches(self, wanted: Sequence[_Wanted]) -> None:
         """From one node, one batch after another; what failed moves on while the next batch is read."""
@@ -115,7 +114,7 @@ class PrefixRead:
         except LarderError as error:
             stream_reason = reason_of(error)
         finally:
-            await self._budget.give_back(size)
+            self._budget.give_back(size)
         return failed + _all_failed([batch[item] for item in sorted(open_items)], stream_reason)
 
     async def _read_mapped(self, batch: Sequence[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
@@ -154,7 +153,7 @@ class PrefixRead:
                 if lasts:
                     self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
         finally:
-            await self._budget.give_back(size)
+            self._budget.give_back(size)
         return failed, others
 
     async def _take_mapped(self, found: memoryview, checksum: int) -> tuple[bool, memoryview]:
@@ -251,3 +250,13 @@ def _all_failed(blocks: Sequence[_Wanted], reason: str) -> list[_Wanted]:
     for block in blocks:
         block.reason = reason
     return list(blocks)
+
+
+async def _all_of(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Side by side; a single one without the cost of a task."""
+    if len(parts) == 1:
+        await parts[0]
+        return
+    async with asyncio.TaskGroup() as group:
+        for part in parts:
+            group.create_task(part)

@@ -146,7 +146,7 @@ class StoreClient:
                 block = await reading.arrived.get()
                 if block is None:
                     break
-                await reading.taken(block)
+                reading.taken(block)
                 yield block
             await task
             metrics.read_seconds.observe(time.perf_counter() - started)

@@ -49,6 +49,10 @@ _NO_HALF = np.empty(0, np.uint16)
 _NO_SINGLE = np.empty(0, np.float32)
 
 
+Sections = list[np.ndarray]
+"""exact, keys, values and side, uint8, 1-D."""
+
+
 class BlockCodec:
     """Encodes blocks at one rung, decodes payloads of every rung, for one layout and one model. Safe to share between threads.
 
@@ -101,16 +105,15 @@ class BlockCodec:
         self._exact_tokens = min(exact_tokens, layout.block_tokens)
         self._widths = precision.widths(layout.layers)
         self._entropy = entropy and rung is not Rung.RAW
+        self._packable = (0,) if rung is Rung.KLT else (0, 3) if rung in BITS else range(4)
         self._shape = (layout.layers, 2, heads, layout.block_tokens, layout.head_dim)
         self._dtype = _NUMPY_DTYPES[layout.dtype]
         self._kind = _KINDS[layout.dtype]
-
-    @property
-    def max_payload_bytes(self) -> int:
+        headers = [self._header(start_position=position) for position in (0, layout.block_tokens)]
+        self.max_payload_bytes = max(
+            header.header_bytes + header.unpacked_bytes + (2 * klt_bound(header) if rung is Rung.KLT else 0) for header in headers
+        )
         """No payload of this codec is larger: what to reserve before encoding."""
-        headers = [self._header(start_position=position) for position in (0, self.layout.block_tokens)]
-        bodies = [header.unpacked_bytes + (2 * klt_bound(header) if self.rung is Rung.KLT else 0) for header in headers]
-        return headers[0].header_bytes + max(bodies)
 
     def empty_block(self) -> np.ndarray:
         """A block of zeros of the shape and dtype that this codec takes."""
@@ -156,11 +159,7 @@ class BlockCodec:
         Cost: about 0.25 ms for 737 KB of bfloat16 on one core, without the GIL.
         """
         out = self._checked_in_place(out)
-        view = memoryview(payload).cast("B")
-        header = read_header(view)
-        verify(view, header)
-        self._check_identity(header, start_position)
-        exact, keys, values, side = self._sections(view, header)
+        header, (exact, keys, values, side) = self.opened(payload, start_position=start_position)
         tokens = header.exact_tokens
         recoded = None
         if tokens < header.block_tokens and header.rung not in BITS:
@@ -174,6 +173,28 @@ class BlockCodec:
             widths = np.array(header.widths, np.uint8)
             kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, widths, side, keys, values)
         return header
+
+    def opened(self, payload: bytes | bytearray | memoryview, *, start_position: int | None = None) -> tuple[BlockHeader, Sections]:
+        """The header and the unpacked sections of a payload that fits this layout and model. Raises as `decode_into`."""
+        view = memoryview(payload).cast("B")
+        header = read_header(view)
+        verify(view, header)
+        self._check_identity(header, start_position)
+        return header, self._sections(view, header)
+
+    def assembled(self, sections: Sections, *, start_position: int, largest: float, squares: float) -> bytes:
+        """The payload of sections that were made elsewhere (on a device) as `header_of` says; `largest` error and sum of squared ones."""
+        header = self.header_of(start_position)
+        room = np.empty(header.header_bytes + header.unpacked_bytes, np.uint8)
+        return room[: self._written(room, header, sections, largest, squares)].tobytes()
+
+    def header_of(self, start_position: int) -> BlockHeader:
+        """What a payload of the block there would say before anything is measured. Raises CodecFailure (wrong_position)."""
+        if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
+            raise CodecFailure(
+                f"a block starts at a multiple of {self.layout.block_tokens} up to 2^40, not at {start_position}", reason="wrong_position"
+            )
+        return self._header(start_position=start_position)
 
     def step_down(self, payload: bytes | bytearray | memoryview) -> bytes:
         """A payload of a finer rung re-coded to this codec's, in the coded domain: int8 or int6 to int5 or int4, klt to a multiple of its
@@ -302,17 +323,10 @@ class BlockCodec:
         return sections, float(np.abs(error).max()), float(np.square(error, dtype=np.float64).sum())
 
     def _encode(self, block: np.ndarray, start_position: int, room: np.ndarray, *, canonical: bool) -> int:
-        if not 0 <= start_position <= MAX_POSITION or start_position % self.layout.block_tokens:
-            raise CodecFailure(
-                f"a block starts at a multiple of {self.layout.block_tokens} up to 2^40, not at {start_position}", reason="wrong_position"
-            )
-        header = self._header(start_position=start_position)
+        header = self.header_of(start_position)
         tokens = header.exact_tokens
-        sizes = header.unpacked_section_bytes
-        starts = [header.header_bytes + sum(sizes[:index]) for index in range(4)]
-        sections = [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         exact = block.reshape(-1) if tokens == header.block_tokens else np.ascontiguousarray(block[..., :tokens, :]).reshape(-1)
-        sections[0][:] = exact.view(np.uint8)
+        sections = [exact.view(np.uint8), *_places(room, header)[1:]]
         largest = squares = 0.0
         if tokens < header.block_tokens:
             half, single = self._views(block)
@@ -325,25 +339,29 @@ class BlockCodec:
                 )
             else:
                 sections[1:], largest, squares = self._encode_wide(block, header, canonical=canonical)
+        return self._written(room, header, sections, largest, squares)
+
+    def _written(self, room: np.ndarray, header: BlockHeader, sections: Sections, largest: float, squares: float) -> int:
+        """Puts sections (perhaps there already: `_places`), packed where that pays, and their header into `room`; the payload's length."""
         packed = 0
         lengths = []
         end = header.header_bytes
         for index, section in enumerate(sections):
-            wanted = self._entropy and section.size and (self.rung is not Rung.KLT or index == 0)
             frame = None
-            if wanted:
-                frame = entropy.pack(entropy.to_planes(exact) if index == 0 else section, body_bytes=header.unpacked_bytes)
+            if self._entropy and section.size and index in self._packable:
+                planes = entropy.to_planes(section.view(self._dtype)) if index == 0 else section
+                frame = entropy.pack(planes, body_bytes=header.unpacked_bytes)
             packed |= (frame is not None) << index
             stored = section if frame is None else np.frombuffer(frame, np.uint8)
-            in_place = frame is None and end == starts[index] and (index == 0 or self.rung in BITS)
-            if not in_place:
-                room[end : end + stored.size] = stored
+            target = room[end : end + stored.size]
+            if stored.size and stored.ctypes.data != target.ctypes.data:
+                target[:] = stored
             lengths.append(stored.size)
             end += stored.size
-        header = self._header(
-            start_position=start_position,
+        header = replace(
+            header,
             max_abs_error=float(largest),
-            rms_error=math.sqrt(squares / block.size),
+            rms_error=math.sqrt(squares / self.layout.block_elements),
             packed=packed,
             section_bytes=(lengths[0], lengths[1], lengths[2], lengths[3]),
         )
@@ -351,7 +369,7 @@ class BlockCodec:
         room[: len(written)] = np.frombuffer(written, np.uint8)
         return end
 
-    def _sections(self, view: memoryview, header: BlockHeader) -> list[np.ndarray]:
+    def _sections(self, view: memoryview, header: BlockHeader) -> Sections:
         """The four sections as read-only uint8 arrays, unpacked; no copy of those stored plain."""
         sections = []
         start = header.header_bytes
@@ -406,3 +424,10 @@ class BlockCodec:
             raise UnsupportedFormat(f"the payload is of model {header.model_digest.hex()[:12]}, not {self._model_digest.hex()[:12]}")
         if start_position is not None and header.start_position != start_position:
             raise CorruptPayload(f"the payload starts at token {header.start_position}, not at {start_position}")
+
+
+def _places(room: np.ndarray, header: BlockHeader) -> Sections:
+    """Where in `room` the sections lie when none is packed."""
+    sizes = header.unpacked_section_bytes
+    starts = [header.header_bytes + sum(sizes[:index]) for index in range(4)]
+    return [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -140,10 +141,10 @@ class BlockHeader:
         key_scales = self.kv_heads * math.ceil(lossy / self.group) * self.head_dim
         value_scales = self.kv_heads * lossy * math.ceil(self.head_dim / self.group)
         side = keys = values = 0
-        for key_bits, value_bits in self.widths:
-            side += 2 * key_scales + (1 if symmetric_values(value_bits) else 2) * value_scales
-            keys += self.kv_heads * plane_bytes(lossy * self.head_dim, key_bits)
-            values += self.kv_heads * plane_bytes(lossy * self.head_dim, value_bits)
+        for (key_bits, value_bits), layers in Counter(self.widths).items():
+            side += layers * (2 * key_scales + (1 if symmetric_values(value_bits) else 2) * value_scales)
+            keys += layers * self.kv_heads * plane_bytes(lossy * self.head_dim, key_bits)
+            values += layers * self.kv_heads * plane_bytes(lossy * self.head_dim, value_bits)
         return (exact, keys, values, side)
 
     @property
@@ -256,8 +257,8 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
     rung = _RUNGS[rung_code]
     if header_bytes != HEADER_BYTES + (2 * layers if rung in BITS else 0):
         raise CorruptPayload(f"a header of rung {rung} and {layers} layers cannot have {header_bytes} bytes")
-    table = view[_FIELDS.size : header_bytes - CHECKSUM_BYTES]
-    if any(not NARROWEST <= bits <= WIDEST for bits in table):
+    table = bytes(view[_FIELDS.size : header_bytes - CHECKSUM_BYTES])
+    if table and not NARROWEST <= min(table) <= max(table) <= WIDEST:
         raise UnsupportedFormat(f"codes have {NARROWEST} to {WIDEST} bits here")
     header = BlockHeader(
         rung=rung,

@@ -312,7 +312,7 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
     codes = np.zeros(lossy * width + 128, np.uint8)
     lows, highs = np.zeros(rows, np.float32), np.zeros(rows, np.float32)
     inverses, scales, zeros = np.empty(rows, np.float32), np.empty(rows, np.float32), np.empty(rows, np.float32)
-    numbers = np.empty(rows + padded, np.int32)
+    numbers = np.empty(rows, np.int32)
     squares, eight, sixteen = np.empty(padded, np.float32), np.empty(8, np.float32), np.empty(16, np.uint8)
     for i in range(8):
         eight[i] = np.float32(1) if padded - 8 + i < width else np.float32(0)
@@ -347,12 +347,14 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
                             scale = _scales(number)
                             inverse = v.divide(whole, scale)
                             zero = _zeros(low, inverse, levels, unit, symmetric)
-                            v.store_i32(numbers, 0, number)
-                            for i in range(min(8, width - d)):
-                                side[key_scale + d + i] = np.uint8(numbers[i])
-                            v.store_f32(eight, 0, zero)
-                            for i in range(min(8, width - d)):
-                                side[key_zero + d + i] = np.uint8(np.int32(eight[i]))
+                            if d + 8 <= width:
+                                v.store_u8(side, key_scale + d, number)
+                                v.store_u8(side, key_zero + d, v.to_int(zero))
+                            else:
+                                v.store_u8(sixteen, 0, number)
+                                v.store_u8(sixteen, 8, v.to_int(zero))
+                                for i in range(width - d):
+                                    side[key_scale + d + i], side[key_zero + d + i] = sixteen[i], sixteen[8 + i]
                             zero = v.multiply(zero, v.splat(np.float32(unit)))
                             origin = v.add(zero, v.splat(_ROUND))
                             square = v.load_f32(squares, d)

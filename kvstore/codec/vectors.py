@@ -133,6 +133,7 @@ smaller = _operation(F8, lambda builder, a, b: builder.select(builder.fcmp_order
 larger = _operation(F8, lambda builder, a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b))
 bits_of = _operation(I8, lambda builder, a: builder.bitcast(a, _I8_IR))
 float_of = _operation(F8, lambda builder, a: builder.bitcast(a, _F8_IR))
+to_int = _operation(I8, lambda builder, a: builder.fptosi(a, _I8_IR))
 to_float = _operation(F8, lambda builder, a: builder.sitofp(a, _F8_IR))
 
 i_add = _operation(I8, lambda builder, a, b: builder.add(a, b))

@@ -18,7 +18,7 @@ class Arena:
     """
 
     def __init__(self, *, tier: Tier, capacity: int) -> None:
-        self._tier = tier
+        self.tier = tier
         self._pages = capacity // ALIGNMENT
         self._used_pages = 0
         self._generation = 0
@@ -62,7 +62,7 @@ class Arena:
         self._generation += 1
         self._starts[start >> 3] |= 1 << (start & 7)
         self._used_pages += pages
-        return Extent(self._tier, 0, start * ALIGNMENT, length, Generation(self._generation))
+        return Extent(self.tier, 0, start * ALIGNMENT, length, Generation(self._generation))
 
     def free(self, *, offset: int, length: int) -> None:
         """Gives the extent back. Twice is a bug. (A copy gives its room back once, by the table of its life; so no generation is kept

@@ -1,6 +1,6 @@
 """Catalog: what a node holds, stripe by stripe: the unit of placement, of repair, and of comparing replicas.
 
-Kept in step with the index by what happens to single blocks, so nobody has to walk a whole index to plan a repair: some 30 bytes a block.
+Kept in step with the index by what happens to single blocks, so nobody has to walk a whole index to plan a repair: some 40 bytes a block.
 """
 
 from __future__ import annotations

@@ -100,6 +100,12 @@ class Copy:
         self.holds -= 1
 
 
+class GpuCopy(Copy):
+    __slots__ = ()
+    tier = Tier.GPU
+    region = 0
+
+
 class HostCopy(Copy):
     __slots__ = ()
     tier = Tier.HOST
@@ -115,7 +121,7 @@ class SsdCopy(Copy):
         self.region = extent.region
 
 
-_KINDS: dict[Tier, type[Copy]] = {Tier.HOST: HostCopy, Tier.SSD: SsdCopy}
+_KINDS: dict[Tier, type[Copy]] = {Tier.GPU: GpuCopy, Tier.HOST: HostCopy, Tier.SSD: SsdCopy}
 
 
 def copy_at(extent: Extent, state: CopyState) -> Copy:

@@ -200,7 +200,7 @@ class AcquiredBlock(NamedTuple):
     payload_bytes: int
     checksum: int
     tier: Tier
-    """The fastest tier that holds it now."""
+    """The tier that a read would be served from now: the host tier if it holds it, since a transfer needs the bytes in host memory."""
     extent: Extent | None = None
     """Of the copy in the host tier: it stays there until the lease ends. None without one."""
 

@@ -41,11 +41,20 @@ class _Reading:
 
 
 class Gets:
-    def __init__(self, stock: Stock, *, check_copy: Callable[[Entry, Copy], None], hit_on_ssd: Callable[[Entry], None]) -> None:
-        """`check_copy` verifies a copy that a reader complained about; `hit_on_ssd` is told of reads that a promotion would speed up."""
+    def __init__(
+        self,
+        stock: Stock,
+        *,
+        check_copy: Callable[[Entry, Copy], None],
+        hit_on_ssd: Callable[[Entry], None],
+        used: Callable[[list[Entry]], None],
+    ) -> None:
+        """`check_copy` verifies a copy that a reader complained about; `hit_on_ssd` is told of reads that a promotion would speed up,
+        `used` of every block that was just leased."""
         self._stock = stock
         self._check_copy = check_copy
         self._hit_on_ssd = hit_on_ssd
+        self._used = used
         self._readings: dict[OperationId, _Reading] = {}  # by age, so by deadline
 
     def probe(self, event: ProbeRequested) -> None:
@@ -66,6 +75,7 @@ class Gets:
             return
         if event.counts:
             self._count_use(entries)
+            self._used(entries)
         lease_id, ttl = granted
         blocks = tuple(acquired_blocks(found))
         stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=blocks))
@@ -150,8 +160,8 @@ class Gets:
 
 
 def _serving_copy(entry: Entry) -> Copy | None:
-    """The fastest copy that a lease may read."""
-    for copy in entry.copies:
-        if copy.state in _SERVES_LEASES:
+    """The copy that a lease is read from: in the host tier if there is one, since a transfer needs the bytes in host memory."""
+    for copy in (entry.host, entry.gpu, entry.ssd):
+        if copy is not None and copy.state in _SERVES_LEASES:
             return copy
     return None

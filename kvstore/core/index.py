@@ -28,6 +28,7 @@ class Entry(HostCopy):
     __slots__ = (
         "children",
         "expires_at",
+        "gpu",
         "hash",
         "key_space",
         "last_used",
@@ -52,6 +53,7 @@ class Entry(HostCopy):
         self.stripe: StripeId = block.stripe
         self.expires_at = expires_at
         """By the time of day, in nanoseconds since 1970; 0: never."""
+        self.gpu: Copy | None = None
         self.ssd: Copy | None = None
         self.move: OperationId | None = None
         """The one demotion, promotion or relocation under way."""
@@ -87,8 +89,9 @@ class Entry(HostCopy):
 
     def settle(self, copy: Copy) -> None:
         """The block's copy in the copy's tier is this one from now on. In the host tier the entry itself takes its place."""
-        if copy.tier is Tier.SSD:
-            self.ssd = copy
+        if copy.tier is not Tier.HOST:
+            assert self.copy_in(copy.tier) is None
+            self._place(copy.tier, copy)
             return
         assert self.state is _FREE
         assert copy.holds == 0
@@ -98,6 +101,29 @@ class Entry(HostCopy):
     @property
     def block(self) -> BlockRef:
         return BlockRef(hash=self.hash, parent=self.parent, stripe=self.stripe, index=self.index)
+
+    def copy_in(self, tier: Tier) -> Copy | None:
+        """Of any state."""
+        return self.host if tier is Tier.HOST else self.gpu if tier is Tier.GPU else self.ssd
+
+    def drop(self, copy: Copy) -> None:
+        """The copy has come to its end, or another takes its place."""
+        if copy.tier is not Tier.HOST:
+            self._place(copy.tier, None)
+
+    def _place(self, tier: Tier, copy: Copy | None) -> None:
+        if tier is Tier.GPU:
+            self.gpu = copy
+        else:
+            self.ssd = copy
+
+    def readable_beside(self, tier: Tier) -> bool:
+        """Another tier has a readable copy too."""
+        return any(found is not tier for found in self.tiers)
+
+    @property
+    def readable_gpu(self) -> bool:
+        return self.gpu is not None and self.gpu.state is _READABLE
 
     @property
     def readable_host(self) -> bool:
@@ -109,24 +135,25 @@ class Entry(HostCopy):
 
     @property
     def readable(self) -> bool:
-        return self.readable_host or self.readable_ssd
+        return self.state is _READABLE or self.readable_ssd or self.readable_gpu
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """Of readable copies, fastest first."""
-        host = (Tier.HOST,) if self.readable_host else ()
-        return (*host, Tier.SSD) if self.readable_ssd else host
+        host = (Tier.HOST,) if self.state is _READABLE else ()
+        memory = (Tier.GPU, *host) if self.readable_gpu else host
+        return (*memory, Tier.SSD) if self.readable_ssd else memory
 
     @property
     def copies(self) -> tuple[Copy, ...]:
         """Of any state, fastest tier first."""
-        return tuple(copy for copy in (self.host, self.ssd) if copy is not None)
+        return tuple(copy for copy in (self.gpu, self.host, self.ssd) if copy is not None)
 
 
 def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | None]:
     """What a reader is told of each. Thousands at a time: so one look into what is packed, and tuples made without their constructors,
     which halves the time."""
-    make, unpack, host, ssd = tuple.__new__, _FACTS.unpack, Tier.HOST, Tier.SSD
+    make, unpack, host = tuple.__new__, _FACTS.unpack, Tier.HOST
     blocks: list[AcquiredBlock | None] = []
     for entry in entries:
         if entry is None:
@@ -137,7 +164,8 @@ def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | Non
             extent = make(Extent, (host, 0, page * ALIGNMENT, length, generation))
             blocks.append(make(AcquiredBlock, (length, checksum, host, extent)))
         else:
-            blocks.append(make(AcquiredBlock, (length, checksum, ssd, None)))
+            tier = Tier.GPU if entry.readable_gpu else Tier.SSD
+            blocks.append(make(AcquiredBlock, (length, checksum, tier, None)))
     return blocks
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvstore.core.copies import Copy, CopyState
 from kvstore.core.events import AnswerVerify, CopyVerdict, VerifyExtent, VerifyOutcome, VerifyRequested
-from kvstore.core.extent import Tier
 from kvstore.core.index import Entry
 from kvstore.core.stock import Stock
 from kvstore.ids import RequestId
@@ -21,7 +20,7 @@ class Scrubs:
 
     def verify(self, event: VerifyRequested) -> None:
         entry = self._stock.index.get(event.key_space, event.hash)
-        copy = None if entry is None else {Tier.HOST: entry.host, Tier.SSD: entry.ssd}.get(event.tier)
+        copy = None if entry is None else entry.copy_in(event.tier)
         if entry is None or copy is None or copy.state is not CopyState.READABLE:
             self._stock.say(AnswerVerify(request_id=event.request_id, verdict=CopyVerdict.GONE, checked_bytes=Bytes(0)))
             return

@@ -48,6 +48,7 @@ class Stock:
         first = first_identity(boot_id)
         self.index = Index()
         self.arena = Arena(tier=Tier.HOST, capacity=config.host_capacity)
+        self.gpu_arena = Arena(tier=Tier.GPU, capacity=0 if config.gpu is None else config.gpu.capacity)
         self.regions: RegionTable | None = None
         if config.ssd is not None:
             self.regions = RegionTable(count=config.ssd.regions, region_bytes=config.ssd.region_bytes, nonce_seed=b"larder.nonce" + boot_id)
@@ -60,9 +61,17 @@ class Stock:
         self._twins = self.policy.queue(_is_spare_twin)
         self._last_host_copies = self.policy.queue(_is_last_and_loose)
         self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
+        self._gpu_twins = self.policy.queue(_is_spare_on_gpu)
+        self._last_gpu_copies = self.policy.queue(_is_last_on_gpu)
         self._undemoted_cold: EvictionQueue | None = None
         if config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION:
             self._undemoted_cold = self.policy.queue(_is_in_host_alone)
+        in_host = (self._twins, self._last_host_copies)
+        self._queues = {
+            Tier.GPU: (self._gpu_twins, self._last_gpu_copies),
+            Tier.HOST: in_host if self._undemoted_cold is None else (*in_host, self._undemoted_cold),
+            Tier.SSD: (self._ssd_copies,),
+        }
         self.twin_bytes = 0
         """Of host copies that are on SSD too: room that costs no block its last copy."""
         self.largest_payload = 0
@@ -142,10 +151,10 @@ class Stock:
                 self.twin_bytes += copy.length
             else:
                 self.want_demotion(entry)
-        else:
-            assert entry.ssd is None
+            return
+        entry.settle(copy)
+        if copy.tier is Tier.SSD:
             assert self.regions is not None
-            entry.settle(copy)
             if entry.readable_host:
                 self.twin_bytes += copy.length
             self.regions.add_live(copy, entry)
@@ -160,7 +169,7 @@ class Stock:
         """The block has been moved on the SSD: the new copy serves from now on; gives the old one, RECLAIMING."""
         old = entry.ssd
         assert old is not None
-        entry.ssd = None
+        entry.drop(old)
         self._leave_readable(entry, old, CopyEvent.UNLISTED)
         self.add_copy(entry, copy)
         return old
@@ -178,19 +187,19 @@ class Stock:
             self.spoiled.append((entry.key_space, entry.hash))
         if entry.listed and not entry.readable:
             self.unlist(entry)
-        elif entry.listed and entry.readable_host:
+        elif entry.listed and entry.readable_host and not entry.readable_ssd:
             self.want_demotion(entry)
         self.free_if_loose(entry)
         self.offer(entry)
 
     def _leave_readable(self, entry: Entry, copy: Copy, event: CopyEvent) -> None:
         copy.on(event)
-        if entry.readable:
+        if (copy.tier is Tier.HOST and entry.readable_ssd) or (copy.tier is Tier.SSD and entry.readable_host):
             self.twin_bytes -= copy.length
         if copy.tier is Tier.SSD:
             assert self.regions is not None
             self.regions.remove_live(copy)
-        else:
+        elif copy.tier is Tier.HOST:
             self.undemoted.pop(entry, None)
 
     # --- the end of a block ---------------------------------------------------------------------------------------------------------------
@@ -226,7 +235,7 @@ class Stock:
 
     def unhold(self, entry: Entry, copy: Copy) -> None:
         copy.unhold()
-        if copy is entry.host or copy is entry.ssd:
+        if copy is entry.copy_in(copy.tier):
             self.free_if_loose(entry)
             self.offer(entry)
         elif copy.holds == 0:
@@ -243,10 +252,9 @@ class Stock:
         """Gives back the room of the entry's unreadable copies that nobody leases or holds."""
         if entry.leases:
             return
-        for copy in (entry.host, entry.ssd):
+        for copy in (entry.host, entry.ssd, entry.gpu):
             if copy is not None and copy.state in _ENDING and copy.holds == 0:
-                if copy.tier is Tier.SSD:
-                    entry.ssd = None
+                entry.drop(copy)
                 self._free_after_life(entry, copy)
 
     def free_replaced(self, entry: Entry, copy: Copy) -> None:
@@ -271,6 +279,8 @@ class Stock:
         self.copies[copy.tier] -= 1
         if copy.tier is Tier.HOST:
             self.arena.free(offset=copy.offset, length=copy.length)
+        elif copy.tier is Tier.GPU:
+            self.gpu_arena.free(offset=copy.offset, length=copy.length)
         else:
             assert self.regions is not None
             self.regions.freed(copy.region)
@@ -288,8 +298,10 @@ class Stock:
         self._scan_would_fail = False
         host, ssd = entry.host, entry.ssd
         on_ssd = ssd is not None and ssd.state is _READABLE
+        if entry.gpu is not None:
+            self._offer_on_gpu(entry, entry.gpu)
         if host is not None and host.state is _READABLE and host.holds == 0:
-            if on_ssd:
+            if on_ssd or entry.readable_gpu:
                 self._twins.offer(entry)
             else:
                 if self._undemoted_cold is not None:
@@ -299,24 +311,27 @@ class Stock:
         if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
             self._ssd_copies.offer(entry)
 
+    def _offer_on_gpu(self, entry: Entry, copy: Copy) -> None:
+        if copy.state is _READABLE and copy.holds == 0:
+            if entry.readable_beside(Tier.GPU):
+                self._gpu_twins.offer(entry)
+            elif entry.children == 0:
+                self._last_gpu_copies.offer(entry)
+
     def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
         """Forgets one loose READABLE copy; the block too if it was the last."""
-        copy = entry.host if tier is Tier.HOST else entry.ssd
+        copy = entry.copy_in(tier)
         assert copy is not None
         assert entry.leases == 0
         assert copy.holds == 0
         self.note(NoteKind.EVICTED, reason, entry, tier)
-        queues = [self._twins, self._last_host_copies] if tier is Tier.HOST else [self._ssd_copies]
-        if self._undemoted_cold is not None and tier is Tier.HOST:
-            queues.append(self._undemoted_cold)
-        other = entry.ssd if tier is Tier.HOST else entry.host
-        if other is None or other.state is not _READABLE:
+        if not entry.readable_beside(tier):
             self.unlist(entry, evicted=True)
         else:
             self._leave_readable(entry, copy, CopyEvent.UNLISTED)
             self.free_if_loose(entry)
             self.offer(entry)
-        for queue in queues:
+        for queue in self._queues[tier]:
             queue.discard(entry)
 
     def host_room(self, length: int) -> Extent | None:
@@ -340,7 +355,7 @@ class Stock:
             victim = self._twins.take()
             if victim is None:
                 return None
-            self.evict(victim, Tier.HOST, "on_ssd_too")
+            self.evict(victim, Tier.HOST, "on_ssd_too" if victim.readable_ssd else "on_gpu_too")
             extent = self.arena.allocate(length)
         return extent
 
@@ -363,6 +378,21 @@ class Stock:
                 break
         self._scan_would_fail = freed == 0
         return freed > 0
+
+    def spare_gpu_room(self, length: int) -> Extent | None:
+        """Room in the GPU tier that costs no block its last copy."""
+        extent = self.gpu_arena.allocate(length)
+        while extent is None:
+            victim = self._gpu_twins.take()
+            if victim is None:
+                return None
+            self.evict(victim, Tier.GPU, "elsewhere_too")
+            extent = self.gpu_arena.allocate(length)
+        return extent
+
+    def coldest_on_gpu_alone(self) -> Entry | None:
+        """Not offered again by this: the caller moves it, evicts it, or offers it."""
+        return self._last_gpu_copies.take()
 
     def coldest_in_host_alone(self) -> Entry | None:
         """on_eviction: the next to be demoted, heads as well as tails, for nothing is lost; it is offered again when its move has ended."""
@@ -427,7 +457,7 @@ def first_identity(boot_id: BootId) -> int:
 
 def is_loose(entry: Entry, tier: Tier) -> bool:
     """Has a READABLE copy there that nobody leases or holds."""
-    copy = entry.host if tier is Tier.HOST else entry.ssd
+    copy = entry.copy_in(tier)
     return copy is not None and copy.state is _READABLE and copy.holds == 0 and entry.leases == 0
 
 
@@ -436,11 +466,11 @@ def _is_loose_in_host(entry: Entry) -> bool:
 
 
 def _is_spare_twin(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and entry.readable_ssd
+    return entry.listed and is_loose(entry, Tier.HOST) and (entry.readable_ssd or entry.readable_gpu)
 
 
 def _is_last_and_loose(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd and entry.children == 0
+    return entry.listed and is_loose(entry, Tier.HOST) and entry.children == 0 and not entry.readable_beside(Tier.HOST)
 
 
 def _is_in_host_alone(entry: Entry) -> bool:
@@ -449,3 +479,11 @@ def _is_in_host_alone(entry: Entry) -> bool:
 
 def _is_loose_on_ssd(entry: Entry) -> bool:
     return entry.listed and is_loose(entry, Tier.SSD) and entry.children == 0
+
+
+def _is_spare_on_gpu(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.GPU) and entry.readable_beside(Tier.GPU)
+
+
+def _is_last_on_gpu(entry: Entry) -> bool:
+    return entry.listed and is_loose(entry, Tier.GPU) and entry.children == 0 and not entry.readable_beside(Tier.GPU)

@@ -68,9 +68,24 @@ class SsdConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuConfig:
+    capacity: Bytes
+    """Of the one arena."""
+    max_moves: int = 8
+    """Promotions and demotions under way at a time."""
+
+    def __post_init__(self) -> None:
+        if not ALIGNMENT <= self.capacity <= MAX_SPAN_BYTES:
+            raise ConfigError(f"gpu: capacity must be {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.capacity}")
+        if self.max_moves < 1:
+            raise ConfigError(f"gpu: max_moves must be at least 1, not {self.max_moves}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
     host_capacity: Bytes = Bytes(256 * MIB)
     ssd: SsdConfig | None = None
+    gpu: GpuConfig | None = None
     lease: LeaseConfig = field(default_factory=LeaseConfig)
     admission: AdmissionConfig = field(default_factory=AdmissionConfig)
     policy: PolicyName = PolicyName.LRU

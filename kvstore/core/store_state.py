@@ -38,6 +38,7 @@ from kvstore.core.events import (
 from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.extent import Tier
 from kvstore.core.gets import Gets
+from kvstore.core.gpu_tiering import GpuTiering
 from kvstore.core.index import Entry
 from kvstore.core.listing import list_step, owned_block
 from kvstore.core.puts import Puts
@@ -94,8 +95,9 @@ class StoreState:
             patience=config.ssd.patience if config.ssd is not None else Nanos(0),
             durability=self._tiering.durability if self._tiering is not None else None,
         )
+        self._gpu_tiering = None if config.gpu is None else GpuTiering(stock, config.gpu)
         self._scrubs = Scrubs(stock)
-        self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd)
+        self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd, used=self._used)
         self._removals = Removals(stock, self._puts, self._tiering)
 
     def handle(self, event: Event, now: Nanos) -> list[Instruction]:
@@ -107,6 +109,8 @@ class StoreState:
         if self._tiering is not None:
             self._tiering.pump(now)
             self._puts.go_on(now)
+        if self._gpu_tiering is not None:
+            self._gpu_tiering.pump()
         out, stock.out = stock.out, []
         return out
 
@@ -171,8 +175,10 @@ class StoreState:
     def status(self) -> StoreStatus:
         """Cost: O(counters)."""
         stock = self._stock
+        arenas = [stock.arena] if stock.config.gpu is None else [stock.gpu_arena, stock.arena]
         tiers = [
-            TierUsage(tier=Tier.HOST, capacity=Bytes(stock.arena.capacity), used=Bytes(stock.arena.used), copies=stock.copies[Tier.HOST])
+            TierUsage(tier=arena.tier, capacity=Bytes(arena.capacity), used=Bytes(arena.used), copies=stock.copies[arena.tier])
+            for arena in arenas
         ]
         if stock.regions is not None:
             capacity = Bytes(len(stock.regions) * stock.regions.region_bytes)
@@ -190,6 +196,10 @@ class StoreState:
     def holds(self, key_space: KeySpace, block: BlockHash) -> bool:
         """Whether the block is readable here after the last event. Cost: O(1)."""
         return self._stock.index.get(key_space, block) is not None
+
+    def _used(self, entries: list[Entry]) -> None:
+        if self._gpu_tiering is not None:
+            self._gpu_tiering.used(entries)
 
     def _hit_on_ssd(self, entry: Entry) -> None:
         if self._tiering is not None:

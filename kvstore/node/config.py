@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
-from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
+from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePolicy
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
 from kvstore.node.repair_config import RepairConfig
@@ -54,6 +54,11 @@ class NodeConfig:
 
     host_capacity: Bytes = Bytes(256 * MIB)
     """Of the shared-memory arena."""
+    gpu_device: str | None = None
+    """A torch device ("cuda:0"; "cpu" to try it out) for a tier that gets copies of the hottest blocks. Not set: none, and torch is not
+    needed."""
+    gpu_capacity: Bytes = Bytes(GIB)
+    """Of its arena, taken from the device at the start."""
     ssd_path: Path | None = None
     """Folder of this node alone, made when missing. Not set: no SSD tier, a restart starts empty."""
     ssd_capacity: Bytes = Bytes(GIB)
@@ -113,6 +118,7 @@ class NodeConfig:
                 raise ConfigError(f"{key} must be 0 to 65535: {getattr(self, key)}")
         for key in (
             "host_capacity",
+            "gpu_capacity",
             "ssd_capacity",
             "region_bytes",
             "tick_every",
@@ -153,6 +159,7 @@ class NodeConfig:
         return StoreConfig(
             host_capacity=self.host_capacity,
             ssd=None if self.ssd_path is None else ssd,
+            gpu=None if self.gpu_device is None else GpuConfig(capacity=self.gpu_capacity),
             lease=LeaseConfig(ttl=self.lease_ttl, max_ttl=max_ttl, max_lifetime=Nanos(15 * max_ttl), max_read=self.read_deadline),
             policy=self.eviction,
             reservation_timeout=self.reservation_ttl,

@@ -193,7 +193,7 @@ class DataConnection:
             async for index, payload in payloads:
                 group.append(payload)
                 gathered += 0 if isinstance(payload, ReadStatus) else len(payload)
-                if gathered >= gather_bytes or index + 1 == len(read.items) or _on_ssd(read, index + 1):
+                if gathered >= gather_bytes or index + 1 == len(read.items) or _beside_host(read, index + 1):
                     first = index + 1 - len(group)
                     await sink.send(first, group, still=still)
                     self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
@@ -337,6 +337,6 @@ class StreamSink:
         await self._stream.send(parts, idle=self._idle, still=still)
 
 
-def _on_ssd(read: OpenRead, index: int) -> bool:
+def _beside_host(read: OpenRead, index: int) -> bool:
     extent = read.items[index].extent
-    return extent is not None and extent.tier is Tier.SSD
+    return extent is not None and extent.tier is not Tier.HOST

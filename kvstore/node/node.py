@@ -76,6 +76,7 @@ class Node:
         *,
         host: HostArena,
         ssd: Medium | None,
+        gpu: Medium | None = None,
         config: NodeConfig,
         clock: Clock,
         on_note: Callable[[Note], None] = lambda note: None,
@@ -85,11 +86,12 @@ class Node:
         self.incoming = IncomingPayloads(host)
         self._crashed: asyncio.Future[None] = loop.create_future()
         self._host = host
+        self._gpu = gpu
         self._config = config
         self._clock = clock
         self._on_note = on_note
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
-        self.source = PayloadSource(host, ssd, executor=self._executor, timeout=config.read_deadline)
+        self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
         self._request_ids = itertools.count(1)
         self._waiting: dict[RequestId, asyncio.Future[object]] = {}
@@ -245,7 +247,7 @@ class Node:
         if instruction.target.tier is Tier.SSD:
             self._copy_to_ssd(instruction)
         else:
-            self.spawn(self._copy_to_host(instruction))
+            self.spawn(self._copy_to_memory(instruction))
 
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
@@ -267,19 +269,32 @@ class Node:
         offset = instruction.target.offset - len(instruction.header)
         self._writer.submit(region=instruction.target.region, offset=offset, load=load, done=done)
 
-    async def _copy_to_host(self, instruction: CopyExtent) -> None:
+    async def _copy_to_memory(self, instruction: CopyExtent) -> None:
         assert not instruction.header
         outcome = CopyOutcome.OK
         try:
             payload = await self.source.read(instruction.source, instruction.checksum)
-            self._host.view(instruction.target.offset, instruction.target.length)[:] = payload
+            if instruction.target.tier is Tier.GPU:
+                outcome = await self._copy_to_gpu(instruction, payload)
+            else:
+                self._host.view(instruction.target.offset, instruction.target.length)[:] = payload
         except CorruptPayload:
             outcome = CopyOutcome.SOURCE_CORRUPT
         except TierFailure as failure:
-            logger.warning("promotion: %s", failure)
+            logger.warning("copy to the %s tier: %s", instruction.target.tier.name, failure)
             stalled = failure.reason is FailureReason.TIMEOUT
             outcome = CopyOutcome.TARGET_FAILED if stalled else CopyOutcome.SOURCE_FAILED  # a stall does not condemn the source
         self.feed(ExtentCopied(operation=instruction.operation, outcome=outcome))
+
+    async def _copy_to_gpu(self, instruction: CopyExtent, payload: memoryview) -> CopyOutcome:
+        assert self._gpu is not None
+        target = instruction.target
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._executor, self._gpu.write, target.region, target.offset, [payload])
+        except TierFailure as failure:
+            logger.warning("copy to the GPU tier: %s", failure)
+            return CopyOutcome.TARGET_FAILED
+        return CopyOutcome.OK
 
     def _write_region(self, instruction: WriteRegion) -> None:
         assert self._writer is not None

@@ -20,9 +20,9 @@ and more on busy cores. A longer one would keep other calls waiting."""
 
 
 class PayloadSource:
-    def __init__(self, host: HostArena, ssd: Medium | None, *, executor: Executor, timeout: Nanos) -> None:
+    def __init__(self, host: HostArena, ssd: Medium | None, gpu: Medium | None, *, executor: Executor, timeout: Nanos) -> None:
         self._host = host
-        self._ssd = ssd
+        self._beside = {Tier.SSD: ssd, Tier.GPU: gpu}
         self._executor = executor
         self._timeout = timeout
 
@@ -36,14 +36,14 @@ class PayloadSource:
         return self._host.view(extent.offset, extent.length)
 
     def read_now(self, extent: Extent, checksum: int) -> memoryview:
-        """The payload, checked; in place for the host tier, in fresh memory for SSD. Blocks. Raises TierFailure, CorruptPayload."""
+        """The payload, checked; in place for the host tier, in fresh memory for the others. Blocks. Raises TierFailure, CorruptPayload."""
         if extent.tier is Tier.HOST:
             payload = self._host.view(extent.offset, extent.length)
         else:
-            assert extent.tier is Tier.SSD
-            assert self._ssd is not None
+            medium = self._beside[extent.tier]
+            assert medium is not None
             payload = memoryview(bytearray(extent.length))
-            self._ssd.read_into(extent.region, extent.offset, payload)
+            medium.read_into(extent.region, extent.offset, payload)
         if payload_checksum(payload) != checksum:
             raise CorruptPayload(f"{extent.tier.name} region {extent.region} [{extent.offset}, +{extent.length}) is not what was stored")
         return payload

@@ -18,7 +18,7 @@ from kvstore.core.events import Note, RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.view import Member, MemberState, Role
-from kvstore.errors import Unavailable
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.node.admin_servicer import AdminServicer
 from kvstore.node.anti_entropy import AntiEntropy
@@ -82,6 +82,12 @@ class NodeServer:
         with contextlib.ExitStack() as opening:
             self.host = HostArena(config.host_capacity, sealed=config.shm is not ShmAccess.READ_WRITE)
             opening.callback(self.host.close)
+            self._gpu: Tier | None = None
+            if config.gpu_device is not None:
+                from kvstore.tiers.gpu import GpuArena  # torch: seconds, and a GB that a node without a device can do without
+
+                self._gpu = GpuArena(config.gpu_device, config.gpu_capacity)
+                opening.callback(self._gpu.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
             if config.ssd_path is not None:
@@ -128,7 +134,9 @@ class NodeServer:
             if self._regions is not None:
                 assert self._ssd is not None
                 recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
-            self._node = Node(self._state, host=self.host, ssd=self._ssd, config=self.config, clock=self._clock, on_note=self._note)
+            self._node = Node(
+                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_note=self._note
+            )
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)
@@ -217,6 +225,10 @@ class NodeServer:
     async def _drain(self) -> None:
         if self._own is None:
             raise Unavailable("this node is in no registry: there is nobody to take its stripes")
+        if not self.config.repair.rate:
+            raise InvalidRequest("repair.rate is 0 on this node: it would hand nothing over")
+        if not any(member.state is MemberState.ACTIVE and member.node_id != self.config.node_id for member in self._views.view.stores):
+            raise InvalidRequest("no other store is active: there is nobody to take its stripes")
         if self.member_state is not MemberState.DRAINING:
             await self._own.drain()
             self.member_state = MemberState.DRAINING

@@ -34,8 +34,9 @@ def checksum_of(data: bytes | memoryview) -> int:
 class Media:
     """Outlives the boots of its node. The host tier keeps its old bytes too: a node that served those would serve a valid payload."""
 
-    def __init__(self, *, host_bytes: int, regions: int, region_bytes: int, rng: Random) -> None:
+    def __init__(self, *, host_bytes: int, regions: int, region_bytes: int, rng: Random, gpu_bytes: int = 0) -> None:
         self.host = bytearray(host_bytes)
+        self.gpu = bytearray(gpu_bytes)
         self.disk = [bytearray(region_bytes) for _ in range(regions)]
         self._region_bytes = region_bytes
         self._rng = rng
@@ -46,7 +47,10 @@ class Media:
     # --- bytes --------------------------------------------------------------------------------------------------------------------------
 
     def medium(self, extent: Extent) -> bytearray:
-        return self.host if extent.tier is Tier.HOST else self.disk[extent.region]
+        return self._medium(extent.tier, extent.region)
+
+    def _medium(self, tier: Tier, region: int) -> bytearray:
+        return self.disk[region] if tier is Tier.SSD else self.gpu if tier is Tier.GPU else self.host
 
     def bytes_at(self, extent: Extent) -> bytes:
         return bytes(self.medium(extent)[extent.offset : extent.offset + extent.length])
@@ -61,7 +65,7 @@ class Media:
 
     def write(self, tier: Tier, region: int, offset: int, data: bytes | memoryview) -> None:
         self._touched(tier, region, offset, offset + len(data))
-        medium = self.host if tier is Tier.HOST else self.disk[region]
+        medium = self._medium(tier, region)
         assert offset + len(data) <= len(medium)
         medium[offset : offset + len(data)] = data
         for page in range(offset // ALIGNMENT, -(-(offset + len(data)) // ALIGNMENT)):
@@ -82,8 +86,10 @@ class Media:
         """Rot of any byte of a page in use or not: same size, silent. Says where."""
         rng = self._rng
         tier = Tier.HOST if not self.disk or rng.random() < 0.5 else Tier.SSD
-        region = 0 if tier is Tier.HOST else rng.randrange(len(self.disk))
-        medium = self.host if tier is Tier.HOST else self.disk[region]
+        if self.gpu and rng.random() < 0.3:
+            tier = Tier.GPU
+        region = 0 if tier is not Tier.SSD else rng.randrange(len(self.disk))
+        medium = self._medium(tier, region)
         at = rng.randrange(len(medium))
         medium[at] ^= 1 << rng.randrange(8)
         self._touched(tier, region, at, at + 1)

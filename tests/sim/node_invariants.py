@@ -34,8 +34,8 @@ def all_copies(state: StoreState) -> list[Copy]:
                 found[hold[1]] = None
     for copy in state._scrubs._waiting:
         found[copy] = None
-    if state._tiering is not None:
-        for move in state._tiering._moves.values():
+    for tiering in (state._tiering, state._gpu_tiering):
+        for move in () if tiering is None else tiering._moves.values():
             entries[move.entry] = None
             found[move.source] = None
             found[move.target] = None
@@ -49,19 +49,16 @@ def all_copies(state: StoreState) -> list[Copy]:
 def check_accounting(state: StoreState) -> None:
     """Bytes used = bytes on the medium; no two extents overlap; nothing is counted negative."""
     stock = state._stock
-    host: list[tuple[int, int]] = []
-    ssd = ssd_readable = pages = 0
-    for copy in all_copies(state):
-        if copy.tier is Tier.HOST:
-            host.append((copy.offset, copy.offset + copy.length))
-            pages += max(1, -(-copy.length // ALIGNMENT))
-        else:
-            ssd += 1
-            ssd_readable += copy.state is CopyState.READABLE
-    assert pages * ALIGNMENT == stock.arena.used, "host accounting"
-    host.sort()
-    for (_, end), (following, _) in pairwise(host):
-        assert end <= following, "host extents overlap"
+    copies = all_copies(state)
+    for arena in (stock.arena, stock.gpu_arena):
+        spans = sorted((copy.offset, copy.offset + copy.length) for copy in copies if copy.tier is arena.tier)
+        assert sum(max(1, -(-(end - start) // ALIGNMENT)) for start, end in spans) * ALIGNMENT == arena.used, (
+            f"{arena.tier.name} accounting"
+        )
+        for (_, end), (following, _) in pairwise(spans):
+            assert end <= following, f"{arena.tier.name} extents overlap"
+    on_ssd = [copy for copy in copies if copy.tier is Tier.SSD]
+    ssd, ssd_readable = len(on_ssd), sum(copy.state is CopyState.READABLE for copy in on_ssd)
     for key_space in stock.index.key_spaces():
         assert stock.quota.used(key_space.namespace) >= 0
     if stock.regions is not None:

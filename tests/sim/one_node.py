@@ -57,7 +57,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.lease import LeaseConfig
-from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
+from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
@@ -80,7 +80,7 @@ def chains_of(key_space: KeySpace) -> list[tuple[BlockRef, ...]]:
 class SimulatedNode:
     """The random choices all come from one generator: the same seed gives the same run."""
 
-    def __init__(self, seed: int, *, ssd: bool, faults: bool) -> None:
+    def __init__(self, seed: int, *, ssd: bool, faults: bool, gpu: bool = False) -> None:
         self.rng = Random(seed)
         self.seed = seed
         self.faults = faults
@@ -101,13 +101,20 @@ class SimulatedNode:
         self.config = StoreConfig(
             host_capacity=Bytes(self.rng.choice((12, 24, 60)) * ALIGNMENT),
             ssd=ssd_config,
+            gpu=GpuConfig(capacity=Bytes(self.rng.choice((4, 16)) * ALIGNMENT), max_moves=self.rng.choice((1, 4))) if gpu else None,
             lease=LeaseConfig(ttl=seconds(2), max_ttl=seconds(4), max_lifetime=seconds(20), max_read=seconds(3)),
             admission=AdmissionConfig(demote_after_uses=self.rng.choice((0, 0, 0, 1)), promote_after_uses=self.rng.choice((1, 2))),
             reservation_timeout=seconds(3),
             quotas={Namespace("b"): Bytes(20 * ALIGNMENT)} if self.rng.random() < 0.3 else {},
         )
         self.chains = {key_space: chains_of(key_space) for key_space in KEY_SPACES}
-        self.media = Media(host_bytes=self.config.host_capacity, regions=REGIONS if ssd else 0, region_bytes=REGION_BYTES, rng=self.rng)
+        self.media = Media(
+            host_bytes=self.config.host_capacity,
+            gpu_bytes=self.config.gpu.capacity if self.config.gpu is not None else 0,
+            regions=REGIONS if ssd else 0,
+            region_bytes=REGION_BYTES,
+            rng=self.rng,
+        )
         # Each run has its own mood: some things often, some never. Runs that do a bit of everything all look alike.
         self.mood = [self.rng.choice((0.0, 1.0, 1.0, 4.0)) for _ in range(20)]
         for essential in (0, 1, 2, 3, 12, 13):
@@ -427,7 +434,7 @@ class SimulatedNode:
 
     def _scrub(self) -> None:
         key_space, blocks = self._some_run()
-        tier = self.rng.choice((Tier.HOST, Tier.SSD))
+        tier = self.rng.choice(tuple(Tier))
         self.hand_in(VerifyRequested(request_id=self._request(), key_space=key_space, hash=blocks[0].hash, tier=tier))
         self.hand_in(ListRequested(request_id=self._request()))
 
@@ -481,10 +488,10 @@ class SimulatedNode:
         check_suffixes_first(self.state, self.evicted_now)
 
 
-def run(seed: int, *, steps: int, ssd: bool, faults: bool) -> SimulatedNode:
+def run(seed: int, *, steps: int, ssd: bool, faults: bool, gpu: bool = False) -> SimulatedNode:
     node: SimulatedNode | None = None
     try:
-        node = SimulatedNode(seed, ssd=ssd, faults=faults)
+        node = SimulatedNode(seed, ssd=ssd, faults=faults, gpu=gpu)
         for _ in range(steps):
             node.step()
         node.settle()
@@ -492,5 +499,7 @@ def run(seed: int, *, steps: int, ssd: bool, faults: bool) -> SimulatedNode:
             node.stop()
     except Exception as error:
         last = "\n".join(node.log) if node is not None else ""
-        raise AssertionError(f"seed {seed}, ssd={ssd}, faults={faults}, step {node.steps if node else 0}: {error!r}\n{last}") from error
+        raise AssertionError(
+            f"seed {seed}, ssd={ssd}, gpu={gpu}, faults={faults}, step {node.steps if node else 0}: {error!r}\n{last}"
+        ) from error
     return node

@@ -330,7 +330,7 @@ def run() -> Callable[[Coroutine[Any, Any, Any]], Any]:
     def run_in_loop(test: Coroutine[Any, Any, Any]) -> Any:
         async def bounded() -> Any:
             before = asyncio.all_tasks()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 result = await test
             await asyncio.sleep(0)
             left = [task for task in asyncio.all_tasks() - before if not task.done()]

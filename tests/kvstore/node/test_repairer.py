@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 from contextlib import AsyncExitStack
 
+import grpc
 import pytest
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
@@ -53,7 +54,7 @@ class Cluster:
                     return False
         return True
 
-    async def until(self, condition, *, within_s=20.0):
+    async def until(self, condition, *, within_s=60.0):
         async with asyncio.timeout(within_s):
             while not await condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
@@ -240,6 +241,20 @@ def test_a_drain_hands_everything_over_and_says_when_it_is_safe_to_stop(cluster,
     asyncio.run(scenario())
 
 
+def test_a_drain_that_nobody_could_take_over_is_refused(cluster, chain):
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            alone = await cluster(stack, ("n1",))
+            with pytest.raises(grpc.aio.AioRpcError, match="nobody to take"):
+                await admin_pb2_grpc.AdminServiceStub(alone.clients["n1"].channel).Drain(admin_pb2.DrainStoreRequest())
+            idle = await cluster(stack, ("n1", "n2"), repair=RepairConfig(rate=Bytes(0)))
+            with pytest.raises(grpc.aio.AioRpcError, match=r"repair\.rate is 0"):
+                await admin_pb2_grpc.AdminServiceStub(idle.clients["n1"].channel).Drain(admin_pb2.DrainStoreRequest())
+            assert {member.state for member in (*alone.members.values(), *idle.members.values())} == {MemberState.ACTIVE}
+
+    asyncio.run(scenario())
+
+
 def test_a_newcomer_takes_over_in_steps_and_each_step_is_filled_before_the_next(cluster, chain):
     async def scenario():
         async with AsyncExitStack() as stack:
@@ -277,7 +292,7 @@ def test_where_there_is_nothing_to_take_over_a_node_starts_whole(cluster):
 def test_a_rebalance_says_what_would_move_and_then_moves_it(cluster, chain):
     async def scenario():
         async with AsyncExitStack() as stack:
-            found = await cluster(stack)
+            found = await cluster(stack, repair=dataclasses.replace(QUICK, drop_surplus=False))
             refs = chain("a", 64)
             for ref in refs:  # all of it beside its place, and twice
                 for node_id in [node_id for node_id in found.members if node_id not in found.owners(ref)]:

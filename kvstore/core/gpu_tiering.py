@@ -1,0 +1,116 @@
+"""GPU tiering: copies of the hottest host blocks on the device, and the way back of a block that is on the device alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.events import CopyExtent, CopyOutcome, CopyReason, NoteKind, OperationId
+from kvstore.core.extent import Extent, Tier
+from kvstore.core.index import Entry
+from kvstore.core.stock import Stock
+from kvstore.core.store_config import GpuConfig
+
+_MOST_WANTED = 1024
+"""Blocks that wait for their promotion; of more, those leased last are not promoted this time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Move:
+    entry: Entry
+    source: Copy
+    target: Copy
+
+
+class GpuTiering:
+    """Promotes a host block that was leased often enough. Room is taken from copies that another tier has too; when there are none, the
+    coldest block that the device has alone is copied back to the host tier, if that costs no block there its last copy, and forgotten if
+    not. All work is started by `pump`, within bounds."""
+
+    def __init__(self, stock: Stock, config: GpuConfig) -> None:
+        self._stock = stock
+        self._config = config
+        self._wanted: dict[Entry, None] = {}
+        self._moves: dict[OperationId, _Move] = {}
+
+    def used(self, entries: Iterable[Entry]) -> None:
+        """The blocks were leased just now."""
+        for entry in entries:
+            if entry.gpu is None and len(self._wanted) < _MOST_WANTED and self._stock.admission.promotes(entry):
+                self._wanted[entry] = None
+
+    def pump(self) -> None:
+        """Starts what may start now."""
+        while self._wanted and len(self._moves) < self._config.max_moves:
+            entry = next(iter(self._wanted))
+            if self._worth_promoting(entry):
+                extent = self._stock.spare_gpu_room(entry.length)
+                if extent is None:
+                    if self._make_room():
+                        continue
+                    return
+                assert entry.host is not None
+                self._start(entry, entry.host, extent, CopyReason.PROMOTE)
+            del self._wanted[entry]
+
+    def _worth_promoting(self, entry: Entry) -> bool:
+        stock = self._stock
+        return (
+            entry.listed
+            and entry.readable_host
+            and entry.gpu is None
+            and entry.move is None
+            and entry.length <= stock.gpu_arena.capacity
+            and not stock.quota.missing(entry.key_space.namespace, entry.length)
+        )
+
+    def _make_room(self) -> bool:
+        """True: something was evicted. False: what could go is on its way to the host tier, or nothing can go."""
+        stock = self._stock
+        entry = stock.coldest_on_gpu_alone()
+        if entry is None:
+            if not self._moves:
+                self._wanted.clear()  # every copy here is leased
+            return False
+        extent = None
+        if entry.move is None and entry.host is None and not stock.quota.missing(entry.key_space.namespace, entry.length):
+            extent = stock.spare_host_room(entry.length)
+        if extent is None:
+            stock.evict(entry, Tier.GPU, "room")
+            return True
+        assert entry.gpu is not None
+        self._start(entry, entry.gpu, extent, CopyReason.DEMOTE)
+        return False
+
+    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason) -> None:
+        stock = self._stock
+        source.hold()
+        target = stock.take_room(entry.key_space, extent, CopyState.WRITING)
+        operation = stock.moves.start(lambda outcome: self._finish(operation, outcome))
+        self._moves[operation] = _Move(entry=entry, source=source, target=target)
+        entry.move = operation
+        stock.say(CopyExtent(operation=operation, reason=reason, source=source.extent, target=extent, checksum=entry.checksum, header=b""))
+
+    def _finish(self, operation: OperationId, outcome: CopyOutcome) -> None:
+        stock, move = self._stock, self._moves.pop(operation)
+        entry, source, target = move.entry, move.source, move.target
+        entry.move = None
+        doomed = operation in stock.doomed_moves
+        stock.doomed_moves.discard(operation)
+        if outcome is CopyOutcome.OK and not doomed:
+            target.on(CopyEvent.FILLED)
+            stock.add_copy(entry, target)
+            stock.note(NoteKind.PROMOTED if target.tier is Tier.GPU else NoteKind.DEMOTED, "done", entry, target.tier)
+        else:
+            target.on(CopyEvent.FILL_FAILED)
+            if outcome is not CopyOutcome.OK:
+                stock.note(NoteKind.COPY_FAILED, outcome, entry, target.tier)
+            stock.give_back(entry.key_space, target)
+        if outcome is CopyOutcome.SOURCE_CORRUPT:
+            stock.quarantine(entry, source, "checksum")
+        elif outcome is CopyOutcome.SOURCE_FAILED:
+            stock.quarantine(entry, source, "io_error")
+        elif entry.listed and entry.readable_host and not entry.readable_ssd:
+            stock.want_demotion(entry)  # its turn may have come while this move was under way
+        stock.unhold(entry, source)
