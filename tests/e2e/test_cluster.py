@@ -166,29 +166,6 @@ def test_every_process_serves_metrics_under_our_names(cluster: LocalCluster) -> 
         assert wanted[process.role] in text, process.name
 
 
-def test_a_drained_decode_node_hands_its_stream_over_without_a_failover(cluster: LocalCluster, connect: Any) -> None:
-    drains: list[Any] = []
-
-    async def ask() -> tuple[Stream, Stream]:
-        async with connect(cluster) as client:
-            loop = asyncio.get_running_loop()
-
-            def drain_at_50(stream: Stream) -> None:
-                if not drains and len(stream.token_ids) >= 50:
-                    drains.append(loop.run_in_executor(None, kvctl, cluster, "drain", decode_node_of(cluster), "--wait"))
-
-            text = TEXT + "Who is drained?"
-            moved = await client.stream(text, max_tokens=1500, on_token=drain_at_50, temperature=0.9, seed=3)
-            drains.append(await drains[0])
-            return moved, await client.stream(text, max_tokens=1500, temperature=0.9, seed=3)
-
-    moved, undisturbed = asyncio.run(ask())
-    assert drains[1] == {"node_id": moved.larder["decode_nodes"][0], "live_calls": 0}
-    assert (moved.larder["failovers"], moved.larder["moves"]) == (0, 1)
-    assert len(set(moved.larder["decode_nodes"])) == 2
-    assert moved.token_ids == undisturbed.token_ids
-
-
 def test_without_any_store_node_requests_succeed_and_health_says_so(start_cluster: Callable[..., LocalCluster], connect: Any) -> None:
     cluster = start_cluster(store_nodes=2, decode_nodes=1)
 
