@@ -36,7 +36,7 @@ from kvstore.core.chain import chain_of, root_hash
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
-from kvstore.core.store_config import SsdConfig, StoreConfig
+from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.ids import BlockRef, BootId, KeySpace, LayoutFingerprint, Namespace, NodeId
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
@@ -100,6 +100,8 @@ class Cluster:
         ssd = SsdConfig(
             capacity=Bytes(rng.choice((4, 6)) * REGION_BYTES),
             region_bytes=Bytes(REGION_BYTES),
+            write_policy=rng.choice(tuple(WritePolicy)),
+            durable_within=milliseconds(300),  # and a tick of a second more at most: sooner than the clients give up
             demote_above=rng.choice((0.0, 0.3, 0.7)),
             max_moves=rng.choice((1, 3, 8)),
             min_dead_share=rng.choice((0.1, 0.25, 0.6)),
