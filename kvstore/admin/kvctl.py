@@ -203,12 +203,13 @@ def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def drain(
-    node: Annotated[str, typer.Argument(help="Node id of a store node.")],
+    node: Annotated[str, typer.Argument(help="Node id of a store, prefill or decode node.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until it is safe to stop the node.")] = False,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Empty a store node to the others, and say when it is safe to stop. It serves what it has until then."""
+    """Empty a node to the others, and say when it is safe to stop. A store node serves its blocks until then; the streams of a decode node
+    move to another one, each when that one has its prefix."""
     with _progress() as advance:
         record = _run(upkeep.drain(_access(redis, None, None), node, wait=wait, on_progress=lambda *step: advance(f"{node} drains", *step)))
     _show(record, as_json, upkeep_tables.drain_text(record))
