@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpb.v1 import store_pb2 as kvpb_dot_v1_dot_store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/admin.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x13\n\x11\x44rainStoreRequest\"\x14\n\x12\x44rainStoreResponse\"#\n\x10RebalanceRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"H\n\x05Moves\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07stripes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"a\n\x11RebalanceResponse\x12\x1d\n\x05moves\x18\x01 \x03(\x0b\x32\x0e.kvpb.v1.Moves\x12\x16\n\x0esurplus_blocks\x18\x02 \x01(\x04\x12\x15\n\rsurplus_bytes\x18\x03 \x01(\x04\"\xb4\x02\n\x0cRepairStatus\x12\x15\n\rsettled_epoch\x18\x01 \x01(\x04\x12\x17\n\x0fwaiting_stripes\x18\x02 \x01(\x04\x12\x1a\n\x12\x65ndangered_stripes\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_blocks\x18\x04 \x01(\x04\x12\x15\n\rwaiting_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bsent_blocks\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\x12\x16\n\x0erefused_blocks\x18\x08 \x01(\x04\x12\x15\n\rfailed_blocks\x18\t \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\n \x01(\x04\x12\x0e\n\x06\x65ta_ms\x18\x0b \x01(\x04\x12\x14\n\x0c\x66ound_blocks\x18\x0c \x01(\x04\x12\x16\n\x0e\x64ropped_blocks\x18\r \x01(\x04\"f\n\x0b\x44rainStatus\x12\x14\n\x0csafe_to_stop\x18\x01 \x01(\x08\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\x12\x18\n\x10remaining_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x04 \x01(\x04\"\x0f\n\rStatusRequest\"e\n\nTierStatus\x12\x1b\n\x04tier\x18\x01 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x04 \x01(\x04\"\x83\x04\n\x0eStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\"\n\x05tiers\x18\x06 \x03(\x0b\x32\x13.kvpb.v1.TierStatus\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x12\x14\n\x0creservations\x18\t \x01(\x04\x12\x37\n\x08\x63ounters\x18\n \x03(\x0b\x32%.kvpb.v1.StatusResponse.CountersEntry\x12\x0e\n\x06\x63pu_ns\x18\x0b \x01(\x04\x12\x46\n\x10\x64\x61ta_connections\x18\x0c \x03(\x0b\x32,.kvpb.v1.StatusResponse.DataConnectionsEntry\x12%\n\x06repair\x18\r \x01(\x0b\x32\x15.kvpb.v1.RepairStatus\x12#\n\x05\x64rain\x18\x0e \x01(\x0b\x32\x14.kvpb.v1.DrainStatus\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14\x44\x61taConnectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\rLocateRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"T\n\rBlockLocation\x12\x1c\n\x05tiers\x18\x01 \x03(\x0e\x32\r.kvpb.v1.Tier\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06leases\x18\x03 \x01(\r\"8\n\x0eLocateResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvpb.v1.BlockLocation\"d\n\x0c\x45victRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12$\n\tkey_space\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\"Z\n\rEvictResponse\x12\x16\n\x0e\x65victed_copies\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12leased_copies_kept\x18\x03 \x01(\x04\"\x0f\n\rVerifyRequest\"i\n\x0eVerifyProgress\x12\x16\n\x0e\x63hecked_copies\x18\x01 \x01(\x04\x12\x14\n\x0ctotal_copies\x18\x02 \x01(\x04\x12\x12\n\nbad_copies\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\"\x0f\n\rRepairRequest\"l\n\x0eRepairProgress\x12\x15\n\rcopied_blocks\x18\x01 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x02 \x01(\x04\x12\x15\n\rfailed_blocks\x18\x03 \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\x04 \x01(\x04\x32\xbc\x03\n\x0c\x41\x64minService\x12\x39\n\x06Status\x12\x16.kvpb.v1.StatusRequest\x1a\x17.kvpb.v1.StatusResponse\x12\x39\n\x06Locate\x12\x16.kvpb.v1.LocateRequest\x1a\x17.kvpb.v1.LocateResponse\x12\x36\n\x05\x45vict\x12\x15.kvpb.v1.EvictRequest\x1a\x16.kvpb.v1.EvictResponse\x12;\n\x06Verify\x12\x16.kvpb.v1.VerifyRequest\x1a\x17.kvpb.v1.VerifyProgress0\x01\x12;\n\x06Repair\x12\x16.kvpb.v1.RepairRequest\x1a\x17.kvpb.v1.RepairProgress0\x01\x12@\n\x05\x44rain\x12\x1a.kvpb.v1.DrainStoreRequest\x1a\x1b.kvpb.v1.DrainStoreResponse\x12\x42\n\tRebalance\x12\x19.kvpb.v1.RebalanceRequest\x1a\x1a.kvpb.v1.RebalanceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13kvpb/v1/admin.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x13\n\x11\x44rainStoreRequest\"\x14\n\x12\x44rainStoreResponse\"#\n\x10RebalanceRequest\x12\x0f\n\x07\x64ry_run\x18\x01 \x01(\x08\"H\n\x05Moves\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07stripes\x18\x02 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x03 \x01(\x04\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\"a\n\x11RebalanceResponse\x12\x1d\n\x05moves\x18\x01 \x03(\x0b\x32\x0e.kvpb.v1.Moves\x12\x16\n\x0esurplus_blocks\x18\x02 \x01(\x04\x12\x15\n\rsurplus_bytes\x18\x03 \x01(\x04\"\xb4\x02\n\x0cRepairStatus\x12\x15\n\rsettled_epoch\x18\x01 \x01(\x04\x12\x17\n\x0fwaiting_stripes\x18\x02 \x01(\x04\x12\x1a\n\x12\x65ndangered_stripes\x18\x03 \x01(\x04\x12\x16\n\x0ewaiting_blocks\x18\x04 \x01(\x04\x12\x15\n\rwaiting_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bsent_blocks\x18\x06 \x01(\x04\x12\x12\n\nsent_bytes\x18\x07 \x01(\x04\x12\x16\n\x0erefused_blocks\x18\x08 \x01(\x04\x12\x15\n\rfailed_blocks\x18\t \x01(\x04\x12\x13\n\x0b\x62ytes_per_s\x18\n \x01(\x04\x12\x0e\n\x06\x65ta_ms\x18\x0b \x01(\x04\x12\x14\n\x0c\x66ound_blocks\x18\x0c \x01(\x04\x12\x16\n\x0e\x64ropped_blocks\x18\r \x01(\x04\"f\n\x0b\x44rainStatus\x12\x14\n\x0csafe_to_stop\x18\x01 \x01(\x08\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\x12\x18\n\x10remaining_blocks\x18\x03 \x01(\x04\x12\x17\n\x0fremaining_bytes\x18\x04 \x01(\x04\"\x0f\n\rStatusRequest\"e\n\nTierStatus\x12\x1b\n\x04tier\x18\x01 \x01(\x0e\x32\r.kvpb.v1.Tier\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x04\x12\x12\n\nused_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06\x63opies\x18\x04 \x01(\x04\"\x97\x04\n\x0eStatusResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x0f\n\x07\x62oot_id\x18\x02 \x01(\x0c\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05state\x18\x04 \x01(\t\x12\x11\n\tuptime_ms\x18\x05 \x01(\x04\x12\"\n\x05tiers\x18\x06 \x03(\x0b\x32\x13.kvpb.v1.TierStatus\x12\x0e\n\x06\x62locks\x18\x07 \x01(\x04\x12\x0e\n\x06leases\x18\x08 \x01(\x04\x12\x14\n\x0creservations\x18\t \x01(\x04\x12\x37\n\x08\x63ounters\x18\n \x03(\x0b\x32%.kvpb.v1.StatusResponse.CountersEntry\x12\x0e\n\x06\x63pu_ns\x18\x0b \x01(\x04\x12\x46\n\x10\x64\x61ta_connections\x18\x0c \x03(\x0b\x32,.kvpb.v1.StatusResponse.DataConnectionsEntry\x12%\n\x06repair\x18\r \x01(\x0b\x32\x15.kvpb.v1.RepairStatus\x12#\n\x05\x64rain\x18\x0e \x01(\x0b\x32\x14.kvpb.v1.DrainStatus\x12\x12\n\noperations\x18\x0f \x01(\x04\x1a/\n\rCountersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a\x36\n\x14\x44\x61taConnectionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"X\n\rLocateRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpb.v1.BlockRef\"T\n\rBlockLocation\x12\x1c\n\x05tiers\x18\x01 \x03(\x0e\x32\r.kvpb.v1.Tier\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06leases\x18\x03 \x01(\r\"8\n\x0eLocateResponse\x12&\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x16.kvpb.v1.BlockLocation\"d\n\x0c\x45victRequest\x12\x0b\n\x03\x61ll\x18\x01 \x01(\x08\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12$\n\tkey_space\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x04 \x03(\x0c\"Z\n\rEvictResponse\x12\x16\n\x0e\x65victed_copies\x18\x01 \x01(\x04\x12\x15\n\revicted_bytes\x18\x02 \x01(\x04\x12\x1a\n\x12leased_copies_kept\x18\x03 \x01(\x04\"\x0f\n\rVerifyRequest\"i\n\x0eVerifyProgress\x12\x16\n\x0e\x63hecked_copies\x18\x01 \x01(\x04\x12\x14\n\x0ctotal_copies\x18\x02 \x01(\x04\x12\x12\n\nbad_copies\x18\x03 \x01(\x04\x12\x15\n\rchecked_bytes\x18\x04 \x01(\x04\"\x0f\n\rRepairRequest\"l\n\x0eRepairProgress\x12\x15\n\rcopied_blocks\x18\x01 \x01(\x04\x12\x16\n\x0emissing_blocks\x18\x02 \x01(\x04\x12\x15\n\rfailed_blocks\x18\x03 \x01(\x04\x12\x14\n\x0c\x63opied_bytes\x18\x04 \x01(\x04\x32\xbc\x03\n\x0c\x41\x64minService\x12\x39\n\x06Status\x12\x16.kvpb.v1.StatusRequest\x1a\x17.kvpb.v1.StatusResponse\x12\x39\n\x06Locate\x12\x16.kvpb.v1.LocateRequest\x1a\x17.kvpb.v1.LocateResponse\x12\x36\n\x05\x45vict\x12\x15.kvpb.v1.EvictRequest\x1a\x16.kvpb.v1.EvictResponse\x12;\n\x06Verify\x12\x16.kvpb.v1.VerifyRequest\x1a\x17.kvpb.v1.VerifyProgress0\x01\x12;\n\x06Repair\x12\x16.kvpb.v1.RepairRequest\x1a\x17.kvpb.v1.RepairProgress0\x01\x12@\n\x05\x44rain\x12\x1a.kvpb.v1.DrainStoreRequest\x1a\x1b.kvpb.v1.DrainStoreResponse\x12\x42\n\tRebalance\x12\x19.kvpb.v1.RebalanceRequest\x1a\x1a.kvpb.v1.RebalanceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -55,29 +55,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TIERSTATUS']._serialized_start=738
   _globals['_TIERSTATUS']._serialized_end=839
   _globals['_STATUSRESPONSE']._serialized_start=842
-  _globals['_STATUSRESPONSE']._serialized_end=1357
-  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_start=1254
-  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_end=1301
-  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_start=1303
-  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_end=1357
-  _globals['_LOCATEREQUEST']._serialized_start=1359
-  _globals['_LOCATEREQUEST']._serialized_end=1447
-  _globals['_BLOCKLOCATION']._serialized_start=1449
-  _globals['_BLOCKLOCATION']._serialized_end=1533
-  _globals['_LOCATERESPONSE']._serialized_start=1535
-  _globals['_LOCATERESPONSE']._serialized_end=1591
-  _globals['_EVICTREQUEST']._serialized_start=1593
-  _globals['_EVICTREQUEST']._serialized_end=1693
-  _globals['_EVICTRESPONSE']._serialized_start=1695
-  _globals['_EVICTRESPONSE']._serialized_end=1785
-  _globals['_VERIFYREQUEST']._serialized_start=1787
-  _globals['_VERIFYREQUEST']._serialized_end=1802
-  _globals['_VERIFYPROGRESS']._serialized_start=1804
-  _globals['_VERIFYPROGRESS']._serialized_end=1909
-  _globals['_REPAIRREQUEST']._serialized_start=1911
-  _globals['_REPAIRREQUEST']._serialized_end=1926
-  _globals['_REPAIRPROGRESS']._serialized_start=1928
-  _globals['_REPAIRPROGRESS']._serialized_end=2036
-  _globals['_ADMINSERVICE']._serialized_start=2039
-  _globals['_ADMINSERVICE']._serialized_end=2483
+  _globals['_STATUSRESPONSE']._serialized_end=1377
+  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_start=1274
+  _globals['_STATUSRESPONSE_COUNTERSENTRY']._serialized_end=1321
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_start=1323
+  _globals['_STATUSRESPONSE_DATACONNECTIONSENTRY']._serialized_end=1377
+  _globals['_LOCATEREQUEST']._serialized_start=1379
+  _globals['_LOCATEREQUEST']._serialized_end=1467
+  _globals['_BLOCKLOCATION']._serialized_start=1469
+  _globals['_BLOCKLOCATION']._serialized_end=1553
+  _globals['_LOCATERESPONSE']._serialized_start=1555
+  _globals['_LOCATERESPONSE']._serialized_end=1611
+  _globals['_EVICTREQUEST']._serialized_start=1613
+  _globals['_EVICTREQUEST']._serialized_end=1713
+  _globals['_EVICTRESPONSE']._serialized_start=1715
+  _globals['_EVICTRESPONSE']._serialized_end=1805
+  _globals['_VERIFYREQUEST']._serialized_start=1807
+  _globals['_VERIFYREQUEST']._serialized_end=1822
+  _globals['_VERIFYPROGRESS']._serialized_start=1824
+  _globals['_VERIFYPROGRESS']._serialized_end=1929
+  _globals['_REPAIRREQUEST']._serialized_start=1931
+  _globals['_REPAIRREQUEST']._serialized_end=1946
+  _globals['_REPAIRPROGRESS']._serialized_start=1948
+  _globals['_REPAIRPROGRESS']._serialized_end=2056
+  _globals['_ADMINSERVICE']._serialized_start=2059
+  _globals['_ADMINSERVICE']._serialized_end=2503
 # @@protoc_insertion_point(module_scope)
