@@ -214,7 +214,9 @@ def bench_placement(
     if as_json:
         print(json.dumps(dataclasses.asdict(cost)), flush=True)
         return
-    table = Table("stripes", "nodes", "zones", "seconds", "one call", "fullest", "emptiest", "join moves", "leave moves", title="placement")
+    table = Table(
+        "stripes", "nodes", "zones", "CPU seconds", "one call", "fullest", "emptiest", "join moves", "leave moves", title="placement"
+    )
     table.add_row(
         *(f"{cost.stripes:,}", f"{cost.nodes:,}", str(cost.zones), f"{cost.seconds:.1f}", f"{cost.call_us:.0f} us"),
         *(f"{cost.most_loaded:.3f} of mean", f"{cost.least_loaded:.3f} of mean"),

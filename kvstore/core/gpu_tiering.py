@@ -75,7 +75,7 @@ class GpuTiering:
             return False
         extent = None
         if entry.move is None and entry.host is None and not stock.quota.missing(entry.key_space.namespace, entry.length):
-            extent = stock.spare_host_room(entry.length)
+            extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
         if extent is None:
             stock.evict(entry, Tier.GPU, "room")
             return True

@@ -130,11 +130,11 @@ class Puts:
             if stock.quota.missing(namespace, length):
                 return ReserveGrant(ReserveStatus.QUOTA)
         stock.largest_payload = max(stock.largest_payload, length)
-        extent = stock.spare_host_room(length)
+        extent = stock.spare_host_room(length, namespace)
         if extent is None:
             if may_wait and self._room_is_coming():
                 return None
-            extent = None if spare_only else stock.host_room(length)
+            extent = None if spare_only else stock.host_room(length, namespace)
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)

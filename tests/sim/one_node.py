@@ -38,7 +38,10 @@ from kvstore.core.events import (
     ListRequested,
     Note,
     NoteKind,
+    PinKind,
+    PinRequested,
     ProbeRequested,
+    QuotaRequested,
     ReadFinished,
     ReadOutcome,
     ReadRequested,
@@ -51,6 +54,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
+    UnpinRequested,
     VerifyExtent,
     VerifyRequested,
     WriteRegion,
@@ -187,9 +191,18 @@ class SimulatedNode:
     def hand_in(self, event: Event) -> None:
         self.log.append(f"{self.now / 1e9:.3f} {describe(event)}")
         self.evicted_now: list[Note] = []
+        hard = {
+            (pinned.key_space, pinned.hash)
+            for pinned in self.state.pins()
+            if pinned.kind is PinKind.HARD and pinned.expires_at > self.now + DAY_OFFSET
+        }
         for instruction in self.state.handle(event, self.now):
             self.log.append(f"    -> {describe(instruction)}")
             self._take(instruction)
+            match instruction:
+                case Note(kind=NoteKind.EVICTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                    gone = self.state._stock.index.get(key_space, block.hash) is None
+                    assert not (gone and (key_space, block.hash) in hard), "a hard pinned block was evicted"
         self.check()
 
     def _take(self, instruction: Instruction) -> None:
@@ -303,6 +316,7 @@ class SimulatedNode:
             (10, self._wait),
             (25, self._put),
             (15, self._get),
+            (3, self._wish),
         ]
         if self.faults:
             actions += [(4, self._flip_bit), (1, self.crash)]
@@ -428,6 +442,19 @@ class SimulatedNode:
         request = self._request()
         self.deleting[request] = (key_space, hashes)
         self.hand_in(DeleteRequested(request_id=request, key_space=key_space, hashes=hashes))
+
+    def _wish(self) -> None:
+        key_space, blocks = self._some_run()
+        hashes = tuple(block.hash for block in blocks)
+        match self.rng.randrange(4):
+            case 0:
+                limit = self.rng.choice((None, Bytes(4 * ALIGNMENT), Bytes(40 * ALIGNMENT)))
+                self.hand_in(QuotaRequested(request_id=self._request(), namespace=key_space.namespace, change=True, limit=limit))
+            case 1:
+                self.hand_in(UnpinRequested(request_id=self._request(), key_space=key_space, hashes=hashes))
+            case _:
+                kind, ttl = self.rng.choice(list(PinKind)), self.rng.choice((milliseconds(200), seconds(10)))
+                self.hand_in(PinRequested(request_id=self._request(), key_space=key_space, hashes=hashes, kind=kind, ttl=ttl))
 
     def _evict(self) -> None:
         self.hand_in(EvictRequested(request_id=self._request(), namespace=self.rng.choice(KEY_SPACES).namespace))
