@@ -71,6 +71,8 @@ class PrefixRead:
         self._clock = clock
         self._in_place = in_place
         self._budget = ByteBudget(config.read_ahead_bytes)
+        self.hedged = False
+        """Whether something was asked of a second replica because it was late: a stream of the first may stand still yet."""
         self.arrived: asyncio.Queue[ReadBlock | None] = asyncio.Queue()
 
     async def run(self, indices: Sequence[int]) -> None:
@@ -114,6 +116,7 @@ class PrefixRead:
             open_blocks = [block for block in batch if not block.race.settled]
             if open_blocks and self._nodes.router.hedges.take():
                 metrics.second_requests.labels(Asked.READ.value).inc()
+                self.hedged = True
                 await self._fall_over([block.twin() for block in open_blocks])
 
     async def _read_batch(self, batch: Sequence[_Wanted], heard: asyncio.Event) -> list[_Wanted]:

@@ -152,10 +152,12 @@ class StoreClient:
             for _ in wanted:
                 block = await reading.arrived.get()
                 if block is None:
+                    await task
                     break
                 reading.taken(block)
                 yield block
-            await task
+            if not reading.hedged:
+                await task  # the end of its streams; one that was overtaken has none that is worth waiting for
             metrics.read_seconds.observe(time.perf_counter() - started)
         finally:
             task.cancel()
