@@ -50,7 +50,7 @@ class Measurement:
             raise ConfigError("sizes, batch, clients, replicas and seconds must be above 0")
         if self.batch * self.size_bytes > NODE_CAPACITY:
             raise ConfigError(
-                f"a batch of {self.batch} blocks of {self.size_bytes} bytes is more than a benchmarked node holds ({NODE_CAPACITY // MIB} MiB)"
+                f"a batch of {self.batch} blocks of {self.size_bytes} bytes is more than a node holds here ({NODE_CAPACITY // MIB} MiB)"
             )
 
     @property
