@@ -132,8 +132,11 @@ class SsdRegions:
             for _, region in self._region_files():
                 region.unlink()
         new = path.with_suffix(".new")
-        new.write_text(shape)
-        new.replace(path)
+        try:
+            new.write_text(shape)
+            new.replace(path)
+        except OSError as error:
+            raise ConfigError(f"ssd_path {self.folder} cannot be used: {error.strerror}") from error
 
     def _drop_surplus_files(self) -> None:
         for number, path in self._region_files():

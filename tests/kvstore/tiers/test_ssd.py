@@ -181,3 +181,9 @@ def test_a_folder_of_another_format_is_emptied_only_when_asked(tmp_path):
     assert new.existing() == ()
     new.close()
     SsdRegions(folder, capacity=Bytes(4 * REGION), region_bytes=REGION).close()
+
+
+def test_a_folder_that_cannot_be_marked_as_ours_is_named_in_the_refusal(open_regions, tmp_path):
+    (tmp_path / "ssd" / "SHAPE.new").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"ssd_path .*/ssd cannot be used: Is a directory"):
+        open_regions()
