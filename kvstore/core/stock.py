@@ -47,7 +47,8 @@ class Stock:
         self._day_offset = day_offset
         first = first_identity(boot_id)
         self.index = Index()
-        self.arena = Arena(tier=Tier.HOST, capacity=config.host_capacity)
+        self.arena = Arena(tier=Tier.HOST, capacity=config.arena_capacity)
+        """The host tier; on a node without one staging: reservations alone have room there."""
         self.gpu_arena = Arena(tier=Tier.GPU, capacity=0 if config.gpu is None else config.gpu.capacity)
         self.regions: RegionTable | None = None
         if config.ssd is not None:
@@ -76,7 +77,7 @@ class Stock:
         """Of host copies that are on SSD too: room that costs no block its last copy."""
         self.largest_payload = 0
         """That was ever asked to be put."""
-        self._scan_would_fail = False
+        self._scan_would_fail: set[Tier] = set()
         ids = OperationIds(first=first)
         self.verifications: Operations[VerifyOutcome] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
@@ -272,10 +273,11 @@ class Stock:
         self.copies[extent.tier] += 1
         return copy_at(extent, state)
 
-    def give_back(self, key_space: KeySpace, copy: Copy) -> None:
-        """The copy, FREE now, returns its room."""
+    def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
+        """The copy, FREE now, returns its room. `charged`: its namespace pays for it still."""
         assert copy.state is CopyState.FREE
-        self.quota.refund(key_space.namespace, copy.length)
+        if charged:
+            self.quota.refund(key_space.namespace, copy.length)
         self.copies[copy.tier] -= 1
         if copy.tier is Tier.HOST:
             self.arena.free(offset=copy.offset, length=copy.length)
@@ -295,7 +297,7 @@ class Stock:
         """Puts the entry into each eviction queue that it may leave from now."""
         if not entry.listed or entry.leases:
             return
-        self._scan_would_fail = False
+        self._scan_would_fail.clear()
         host, ssd = entry.host, entry.ssd
         on_ssd = ssd is not None and ssd.state is _READABLE
         if entry.gpu is not None:
@@ -338,15 +340,23 @@ class Stock:
         """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
         from any last copy that nobody leases or reads: progress goes before order."""
         extent = self.spare_host_room(length)
-        while extent is None:
-            victim = self._last_host_copies.take()
-            if victim is None:
-                if not self._evict_out_of_order(length):
-                    return None
-            else:
-                self.evict(victim, Tier.HOST, "room")
+        while extent is None and self.config.has_host and self._evict_last(Tier.HOST, self._last_host_copies, length):
             extent = self.arena.allocate(length)
         return extent
+
+    def gpu_room(self, length: int) -> Extent | None:
+        """The same in the GPU tier."""
+        extent = self.spare_gpu_room(length)
+        while extent is None and self._evict_last(Tier.GPU, self._last_gpu_copies, length):
+            extent = self.gpu_arena.allocate(length)
+        return extent
+
+    def _evict_last(self, tier: Tier, last_copies: EvictionQueue, length: int) -> bool:
+        victim = last_copies.take()
+        if victim is None:
+            return self._evict_out_of_order(tier, length)
+        self.evict(victim, tier, "room")
+        return True
 
     def spare_host_room(self, length: int) -> Extent | None:
         """Room in the host tier that costs no block its last copy."""
@@ -362,21 +372,22 @@ class Stock:
     def has_room_to_spare(self, length: int) -> bool:
         """False when the block would push others off the slowest tier, sooner or later."""
         if self.regions is None:
-            return True
+            return self.config.has_host or self.gpu_arena.used + length <= _SPARE_BELOW * self.gpu_arena.capacity
         return self.regions.live_bytes + length <= _SPARE_BELOW * len(self.regions) * self.regions.region_bytes
 
-    def _evict_out_of_order(self, length: int) -> bool:
-        """Heads whose children are leased, or on SSD only, are no candidates of the queues. Frees a few lengths at once, for the scan is
+    def _evict_out_of_order(self, tier: Tier, length: int) -> bool:
+        """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the scan is
         O(blocks); when it fails it is not tried again before something has become loose."""
-        if self._scan_would_fail:
+        if tier in self._scan_would_fail:
             return False
         freed = 0
-        for entry in self.suffixes_first([entry for entry in self.index if _is_loose_in_host(entry)]):
+        for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier)]):
             freed += entry.length
-            self.evict(entry, Tier.HOST, "room_out_of_order")
+            self.evict(entry, tier, "room_out_of_order")
             if freed >= 4 * length:
                 break
-        self._scan_would_fail = freed == 0
+        if freed == 0:
+            self._scan_would_fail.add(tier)
         return freed > 0
 
     def spare_gpu_room(self, length: int) -> Extent | None:
@@ -459,10 +470,6 @@ def is_loose(entry: Entry, tier: Tier) -> bool:
     """Has a READABLE copy there that nobody leases or holds."""
     copy = entry.copy_in(tier)
     return copy is not None and copy.state is _READABLE and copy.holds == 0 and entry.leases == 0
-
-
-def _is_loose_in_host(entry: Entry) -> bool:
-    return is_loose(entry, Tier.HOST)
 
 
 def _is_spare_twin(entry: Entry) -> bool:
