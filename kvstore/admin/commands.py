@@ -16,7 +16,7 @@ from kvstore.ids import NodeId
 from kvstore.rpc.admin_stub import AdminStub, Evicted, RepairProgress, VerifyProgress
 from kvstore.rpc.load_stub import decode_load, prefill_load
 from kvstore.transport import AutoTransport, Peer
-from kvstore.units import seconds
+from kvstore.units import Nanos, seconds
 
 Record = dict[str, Any]
 Progress = Callable[[str, int, int], None]
@@ -110,6 +110,41 @@ async def evict_namespace(access: ClusterAccess, namespace: str) -> Record:
 async def evict_prompt(access: ClusterAccess, text: str) -> Record:
     prompt = await tokenize(access, {"prompt": text})
     return await _evict(access, lambda channel: AdminStub(channel).evict_blocks(prompt.key_space, prompt.chain, timeout=seconds(5)))
+
+
+async def pin_prompt(access: ClusterAccess, text: str, *, hard: bool, ttl: Nanos) -> Record:
+    prompt = await tokenize(access, {"prompt": text})
+    return await _each_store(access, lambda stub: stub.pin(prompt.key_space, prompt.chain, hard=hard, ttl=ttl, timeout=seconds(5)))
+
+
+async def unpin_prompt(access: ClusterAccess, text: str) -> Record:
+    prompt = await tokenize(access, {"prompt": text})
+
+    async def unpin(stub: AdminStub) -> Record:
+        return {"unpinned_blocks": await stub.unpin(prompt.key_space, prompt.chain, timeout=seconds(5))}
+
+    return await _each_store(access, unpin)
+
+
+async def quota(access: ClusterAccess, namespace: str) -> Record:
+    return await _each_store(access, lambda stub: stub.quota(namespace, timeout=seconds(5)))
+
+
+async def set_quota(access: ClusterAccess, namespace: str, limit: int | None) -> Record:
+    return await _each_store(access, lambda stub: stub.set_quota(namespace, limit, timeout=seconds(5)))
+
+
+async def _each_store(access: ClusterAccess, call: Callable[[AdminStub], Awaitable[Any]]) -> Record:
+    """A record a store node, of the dataclass or the record that the call gives, or with its error."""
+    answers = await ask_each(_alive(await read_view(access), Role.STORE), lambda _, channel: call(AdminStub(channel)))
+    return {
+        "nodes": [
+            {"node_id": member.node_id, "error": str(answer)}
+            if isinstance(answer, LarderError)
+            else {"node_id": member.node_id, **(answer if isinstance(answer, dict) else dataclasses.asdict(answer))}
+            for member, answer in answers
+        ]
+    }
 
 
 async def verify(access: ClusterAccess, on_progress: Progress) -> Record:

@@ -42,7 +42,7 @@ from kvstore.admin.quality_commands import default_cache_dir
 from kvstore.admin.saved_cluster import default_state_folder
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
-from kvstore.units import parse_size
+from kvstore.units import parse_duration, parse_size
 
 app = typer.Typer(
     help="Look at a Larder cluster, act on it, or run one on this machine.",
@@ -135,6 +135,53 @@ def evict(
 
 
 @app.command()
+def pin(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    hard: Annotated[bool, typer.Option("--hard/--soft", help="Never evicted, or only when nothing else can go.")] = False,
+    ttl: Annotated[str, typer.Option(help="How long: 90s, 30min, 12h; a year at most.")] = "1h",
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the blocks of a prompt from eviction for a time, on every store node that has them. Exit code 1 when a hard pin was refused."""
+    record = _run(commands.pin_prompt(_access(redis, gateway, api_key), _text(prompt), hard=hard, ttl=parse_duration(ttl)))
+    _show(record, as_json, render.outcome_table("pinned", record))
+    _exit_if(any("error" in node or node["refused_blocks"] for node in record["nodes"]))
+
+
+@app.command()
+def unpin(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take the pins off the blocks of a prompt."""
+    record = _run(commands.unpin_prompt(_access(redis, gateway, api_key), _text(prompt)))
+    _show(record, as_json, render.outcome_table("unpinned", record))
+    _exit_if(any("error" in node for node in record["nodes"]))
+
+
+@app.command()
+def quota(
+    namespace: Annotated[str, typer.Argument(help="Whose.")],
+    limit: Annotated[str | None, typer.Argument(metavar="[BYTES|none]", help="From now on; not given: only shown.")] = None,
+    redis: RedisOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a namespace has on each store node and may have; or set that. Nodes with an SSD keep it over restarts, before their config."""
+    access = _access(redis, None, None)
+    if limit is None:
+        record = _run(commands.quota(access, namespace))
+    else:
+        record = _run(commands.set_quota(access, namespace, None if limit == "none" else parse_size(limit)))
+    _show(record, as_json, render.outcome_table("quota", record))
+    _exit_if(any("error" in node for node in record["nodes"]))
+
+
+@app.command()
 def verify(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Read back and check every copy on every store node. Exit code 1 when one was bad."""
     with _err.status("verifying") as spinner:
@@ -156,12 +203,13 @@ def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
 
 @app.command()
 def drain(
-    node: Annotated[str, typer.Argument(help="Node id of a store node.")],
+    node: Annotated[str, typer.Argument(help="Node id of a store, prefill or decode node.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until it is safe to stop the node.")] = False,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Empty a store node to the others, and say when it is safe to stop. It serves what it has until then."""
+    """Empty a node to the others, and say when it is safe to stop. A store node serves its blocks until then; the streams of a decode node
+    move to another one, each when that one has its prefix."""
     with _progress() as advance:
         record = _run(upkeep.drain(_access(redis, None, None), node, wait=wait, on_progress=lambda *step: advance(f"{node} drains", *step)))
     _show(record, as_json, upkeep_tables.drain_text(record))

@@ -177,6 +177,8 @@ def outcome_table(title: str, record: Mapping[str, Any]) -> Table:
 def _outcome_cell(key: str, node: Mapping[str, Any]) -> object:
     if key not in node:
         return ""
+    if node[key] is None:
+        return "none"
     return size_text(node[key]) if key.endswith("_bytes") else node[key]
 
 

@@ -6,13 +6,15 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from kvstore.admin.cluster_access import ClusterAccess, ask_each, reachable, read_view
+from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, reachable, read_view
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import InvalidRequest, LarderError, NotFound
 from kvstore.ids import NodeId
 from kvstore.rpc.admin_stub import AdminStub, NodeReport
+from kvstore.rpc.compute_stub import drain_calls
 from kvstore.units import seconds
 
 Record = dict[str, Any]
@@ -21,14 +23,22 @@ _CALL_TIMEOUT = seconds(5)
 _LOOK_TIMEOUT = seconds(300)
 """Of a rebalance: every node asks every other one about all it has."""
 _LOOK_EVERY_S = 0.25
+_LONGEST_CALL = seconds(3600)
+"""An answer without another node to go to ends where it is."""
 
 
 async def drain(access: ClusterAccess, node_id: str, *, wait: bool, on_progress: Callable[[int, int], None]) -> Record:
-    """Tell a store node to hand over all it has. With `wait`, until it is safe to stop it; else how far it is now.
+    """Tell a node to hand over all it has: a store node its blocks, a prefill or decode node its calls. With `wait`, until it is safe to
+    stop it; else how far it is now.
 
-    `on_progress` gets blocks confirmed and blocks there. Raises NotFound, InvalidRequest, and what the node answers.
+    `on_progress` gets blocks confirmed and blocks there, or calls gone and calls there were. Raises NotFound, InvalidRequest, and what
+    the node answers.
     """
-    member = _store(await read_view(access), node_id)
+    view = await read_view(access)
+    compute = next((member for member in reachable(view.members) if member.node_id == node_id and member.role is not Role.STORE), None)
+    if compute is not None:
+        return await _drain_calls(compute, wait=wait, on_progress=on_progress)
+    member = _store(view, node_id)
     if member.state is not MemberState.DRAINING:
         await _one(member, lambda stub: stub.drain(timeout=_CALL_TIMEOUT))
     while True:
@@ -40,6 +50,18 @@ async def drain(access: ClusterAccess, node_id: str, *, wait: bool, on_progress:
             drain_record = None if progress is None else dataclasses.asdict(progress)
             return {"node_id": node_id, "drain": drain_record, "repair": dataclasses.asdict(report.repair)}
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _drain_calls(member: Member, *, wait: bool, on_progress: Callable[[int, int], None]) -> Record:
+    most = left = 0
+    async with channels() as pool:
+        async with aclosing(drain_calls(pool.get(member.address), timeout=_LONGEST_CALL)) as progress:
+            async for left in progress:
+                most = max(most, left)
+                on_progress(most - left, most)
+                if not wait:
+                    break
+    return {"node_id": member.node_id, "live_calls": left}
 
 
 async def rebalance(access: ClusterAccess, *, dry_run: bool) -> Record:

@@ -22,6 +22,9 @@ def repair_line(summary: Mapping[str, Any]) -> str:
 
 
 def drain_text(record: Mapping[str, Any]) -> str:
+    if "live_calls" in record:
+        calls = record["live_calls"]
+        return f"{record['node_id']} drains: {calls} calls are left" if calls else f"{record['node_id']} is drained; it is safe to stop"
     drain = record["drain"]
     if drain is None:
         return f"{record['node_id']} begins to drain"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
@@ -44,8 +45,8 @@ class EvictionPolicy(Protocol):
         """The block is not here any more; evicted: for want of room, so that its return would be a regret."""
         ...
 
-    def queue(self, may_go: Callable[[Entry], bool]) -> EvictionQueue:
-        """A queue for one kind of candidate; made once each, at start."""
+    def queue(self, may_go: Callable[[Entry], bool]) -> Callable[[], EvictionQueue]:
+        """Makes queues for one kind of candidate; asked for once each kind, at start. An entry is in one queue of a kind at a time."""
         ...
 
 
@@ -65,9 +66,9 @@ class LruPolicy:
     def unlisted(self, entry: Entry, *, evicted: bool) -> None:
         """What is gone is forgotten."""
 
-    def queue(self, may_go: Callable[[Entry], bool]) -> RankedQueue:
+    def queue(self, may_go: Callable[[Entry], bool]) -> Callable[[], RankedQueue]:
         self._queues += 1
-        return RankedQueue(may_go, bit=1 << (self._queues - 1))
+        return partial(RankedQueue, may_go, bit=1 << (self._queues - 1))
 
 
 class UseClock:

@@ -48,7 +48,7 @@ class GpuTiering:
         entry = staged.entry
         if len(self._moves) >= self._config.max_moves:
             return False
-        extent = self._stock.gpu_room(entry.length)
+        extent = self._stock.gpu_room(entry.length, entry.key_space.namespace)
         if extent is None:
             return False
         staged.starts()
@@ -92,8 +92,9 @@ class GpuTiering:
                 self._wanted.clear()  # every copy here is leased
             return False
         extent = None
-        if stock.config.has_host and entry.move is None and entry.host is None and not stock.quota.missing(entry.key_space.namespace, entry.length):
-            extent = stock.spare_host_room(entry.length)
+        returns = stock.config.has_host and entry.move is None and entry.host is None
+        if returns and not stock.quota.missing(entry.key_space.namespace, entry.length):
+            extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
         if extent is None:
             stock.evict(entry, Tier.GPU, "room")
             return True

@@ -143,11 +143,11 @@ class Puts:
             if stock.quota.missing(namespace, length):
                 return ReserveGrant(ReserveStatus.QUOTA)
         stock.largest_payload = max(stock.largest_payload, length)
-        extent = stock.spare_host_room(length)
+        extent = stock.spare_host_room(length, namespace)
         if extent is None:
             if may_wait and self._room_is_coming():
                 return None
-            extent = None if spare_only else stock.host_room(length)
+            extent = None if spare_only else stock.host_room(length, namespace)
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)
@@ -204,13 +204,13 @@ class Puts:
             block=reservation.block,
             length=reservation.copy.length,
             checksum=checksum,
-            expires_at=self._stock.today + reservation.ttl if reservation.ttl else 0,
         )
 
     def _list(self, reservation: Reservation, entry: Entry) -> None:
         stock, copy = self._stock, reservation.copy
         stock.reservations.close(reservation)
         copy.on(CopyEvent.VERIFIED)
+        entry.expires_at = stock.today + reservation.ttl if reservation.ttl else 0
         stock.add_copy(entry, copy)
         stock.list_entry(entry)
         stock.note(NoteKind.STORED, "put", entry, copy.tier)

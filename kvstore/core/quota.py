@@ -13,9 +13,26 @@ class QuotaLedger:
     def __init__(self, limits: Mapping[Namespace, int]) -> None:
         self._limits = dict(limits)
         self._used: dict[Namespace, int] = {}
+        self.over: dict[Namespace, None] = {}
+        """May have more than their limits allow, since these were lowered."""
 
     def used(self, namespace: Namespace) -> int:
         return self._used.get(namespace, 0)
+
+    def limit(self, namespace: Namespace) -> int | None:
+        return self._limits.get(namespace)
+
+    def limits(self) -> dict[Namespace, int]:
+        return dict(self._limits)
+
+    def set_limit(self, namespace: Namespace, limit: int | None) -> None:
+        """None: no limit."""
+        if limit is None:
+            self._limits.pop(namespace, None)
+        else:
+            self._limits[namespace] = limit
+        if self.missing(namespace, 0):
+            self.over[namespace] = None
 
     def missing(self, namespace: Namespace, size: int) -> int:
         """How many bytes the namespace must give back before `size` more fit; 0: they fit now."""

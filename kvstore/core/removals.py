@@ -58,7 +58,7 @@ class Removals:
         evicted = kept = evicted_bytes = 0
         for entry in stock.suffixes_first(self._meant(event)):
             for tier in entry.tiers:
-                if is_loose(entry, tier):
+                if is_loose(entry, tier) and not stock.pins.is_hard(entry):
                     stock.evict(entry, tier, "operator")
                     evicted += 1
                     evicted_bytes += entry.length

@@ -6,6 +6,7 @@ Source: Yang et al., FIFO queues are all you need for cache eviction, SOSP 2023.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvstore.core.eviction import RankedQueue
 from kvstore.core.ghost import GhostList
@@ -42,9 +43,9 @@ class S3FifoPolicy:
         if evicted and segment == _SMALL:
             self._ghosts.remember(entry.hash, limit=sum(self._count))
 
-    def queue(self, may_go: Callable[[Entry], bool]) -> S3FifoQueue:
+    def queue(self, may_go: Callable[[Entry], bool]) -> Callable[[], S3FifoQueue]:
         self._queues += 1
-        return S3FifoQueue(self, may_go, first_bit=1 << (self._queues - 1) * _SEGMENTS)
+        return partial(S3FifoQueue, self, may_go, first_bit=1 << (self._queues - 1) * _SEGMENTS)
 
     @property
     def small_is_full(self) -> bool:

@@ -35,9 +35,12 @@ class StagedPut:
         return self._reservation.doomed
 
     def starts(self) -> None:
-        """Room in a tier will be charged in a moment: one put is paid for once."""
-        self._stock.quota.refund(self.entry.key_space.namespace, self.entry.length)
+        """Room in a tier will be charged in a moment, and one put is paid for once. The block's life begins, for its end goes into the
+        record."""
+        stock, ttl = self._stock, self._reservation.ttl
+        stock.quota.refund(self.entry.key_space.namespace, self.entry.length)
         self._charged = False
+        self.entry.expires_at = stock.today + ttl if ttl else 0
 
     def placed(self, target: Copy) -> None:
         """The bytes are in a tier: the copy there, READABLE, is the entry's."""

@@ -7,7 +7,7 @@ back in all of them at once. Nothing else changes them.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
 from kvstore.core.admission import Admission
@@ -21,12 +21,14 @@ from kvstore.core.events import (
     ReadOutcome,
     VerifyOutcome,
 )
-from kvstore.core.eviction import EvictionPolicy, EvictionQueue
+from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier
+from kvstore.core.fairness import FairQueue, TierShares
 from kvstore.core.index import Entry, Index
 from kvstore.core.lease import LeaseTable
 from kvstore.core.operations import OperationIds, Operations
+from kvstore.core.pins import PinTable
 from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.region import RegionTable
@@ -44,7 +46,7 @@ _SPARE_BELOW = 0.85
 class Stock:
     def __init__(self, config: StoreConfig, *, boot_id: BootId, day_offset: Nanos, policy: EvictionPolicy | None = None) -> None:
         self.config = config
-        self._day_offset = day_offset
+        self.day_offset = day_offset
         first = first_identity(boot_id)
         self.index = Index()
         self.arena = Arena(tier=Tier.HOST, capacity=config.arena_capacity)
@@ -59,19 +61,28 @@ class Stock:
         self.admission = Admission(config.admission)
         self.expiries = ExpiryTable()
         self.policy = policy if policy is not None else make_policy(config.policy)
-        self._twins = self.policy.queue(_is_spare_twin)
-        self._last_host_copies = self.policy.queue(_is_last_and_loose)
-        self._ssd_copies = self.policy.queue(_is_loose_on_ssd)
-        self._gpu_twins = self.policy.queue(_is_spare_on_gpu)
-        self._last_gpu_copies = self.policy.queue(_is_last_on_gpu)
-        self._undemoted_cold: EvictionQueue | None = None
+        self.pins = pins = PinTable()
+        self._shares = {tier: TierShares(config.weights) for tier in Tier}
+
+        def queue(tier: Tier, may_go: Callable[[Entry], bool]) -> FairQueue:
+            return FairQueue(self.policy.queue(may_go), self._shares[tier])
+
+        self._twins = queue(Tier.HOST, _is_spare_twin)
+        self._last_host_copies = queue(Tier.HOST, lambda entry: _is_last_and_loose(entry) and entry not in pins)
+        self._ssd_copies = queue(Tier.SSD, lambda entry: _is_loose_on_ssd(entry) and entry not in pins)
+        self._soft_host_copies = queue(Tier.HOST, lambda entry: _is_last_and_loose(entry) and not pins.is_hard(entry))
+        self._soft_ssd_copies = queue(Tier.SSD, lambda entry: _is_loose_on_ssd(entry) and not pins.is_hard(entry))
+        self._undemoted_cold: FairQueue | None = None
         if config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION:
-            self._undemoted_cold = self.policy.queue(_is_in_host_alone)
-        in_host = (self._twins, self._last_host_copies)
+            self._undemoted_cold = queue(Tier.HOST, _is_in_host_alone)
+        self._gpu_twins = queue(Tier.GPU, _is_spare_on_gpu)
+        self._last_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and entry not in pins)
+        self._soft_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and not pins.is_hard(entry))
+        in_host = (self._twins, self._last_host_copies, self._soft_host_copies)
         self._queues = {
-            Tier.GPU: (self._gpu_twins, self._last_gpu_copies),
+            Tier.GPU: (self._gpu_twins, self._last_gpu_copies, self._soft_gpu_copies),
             Tier.HOST: in_host if self._undemoted_cold is None else (*in_host, self._undemoted_cold),
-            Tier.SSD: (self._ssd_copies,),
+            Tier.SSD: (self._ssd_copies, self._soft_ssd_copies),
         }
         self.twin_bytes = 0
         """Of host copies that are on SSD too: room that costs no block its last copy."""
@@ -134,6 +145,7 @@ class Stock:
         if entry.expires_at:
             self.expiries.forget(entry)
         self.policy.unlisted(entry, evicted=evicted)
+        self.pins.unpin(entry)
         if entry.move is not None:
             self.doomed_moves.add(entry.move)
         for copy in entry.copies:
@@ -208,7 +220,7 @@ class Stock:
     @property
     def today(self) -> Nanos:
         """The time of day of the event being handled, since 1970."""
-        return Nanos(self.now + self._day_offset)
+        return Nanos(self.now + self.day_offset)
 
     def end_due_blocks(self, *, at_most: int) -> None:
         """Unlists blocks whose end has come. Leases that they have last as long as they were promised."""
@@ -270,6 +282,7 @@ class Stock:
     def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState) -> Copy:
         """A copy in room that was just allocated."""
         self.quota.charge(key_space.namespace, extent.length)
+        self._shares[extent.tier].charge(key_space.namespace, extent.length)
         self.copies[extent.tier] += 1
         return copy_at(extent, state)
 
@@ -278,6 +291,7 @@ class Stock:
         assert copy.state is CopyState.FREE
         if charged:
             self.quota.refund(key_space.namespace, copy.length)
+        self._shares[copy.tier].charge(key_space.namespace, -copy.length)
         self.copies[copy.tier] -= 1
         if copy.tier is Tier.HOST:
             self.arena.free(offset=copy.offset, length=copy.length)
@@ -309,16 +323,16 @@ class Stock:
                 if self._undemoted_cold is not None:
                     self._undemoted_cold.offer(entry)
                 if entry.children == 0:
-                    self._last_host_copies.offer(entry)
+                    (self._soft_host_copies if entry in self.pins else self._last_host_copies).offer(entry)
         if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
-            self._ssd_copies.offer(entry)
+            (self._soft_ssd_copies if entry in self.pins else self._ssd_copies).offer(entry)
 
     def _offer_on_gpu(self, entry: Entry, copy: Copy) -> None:
         if copy.state is _READABLE and copy.holds == 0:
             if entry.readable_beside(Tier.GPU):
                 self._gpu_twins.offer(entry)
             elif entry.children == 0:
-                self._last_gpu_copies.offer(entry)
+                (self._soft_gpu_copies if entry in self.pins else self._last_gpu_copies).offer(entry)
 
     def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
         """Forgets one loose READABLE copy; the block too if it was the last."""
@@ -336,33 +350,39 @@ class Stock:
         for queue in self._queues[tier]:
             queue.discard(entry)
 
-    def host_room(self, length: int) -> Extent | None:
+    def host_room(self, length: int, namespace: Namespace) -> Extent | None:
         """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
-        from any last copy that nobody leases or reads: progress goes before order."""
-        extent = self.spare_host_room(length)
-        while extent is None and self.config.has_host and self._evict_last(Tier.HOST, self._last_host_copies, length):
+        from any last copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
+        extent = self.spare_host_room(length, namespace)
+        while extent is None and self.config.has_host and self._evict_last(Tier.HOST, length, namespace):
             extent = self.arena.allocate(length)
         return extent
 
-    def gpu_room(self, length: int) -> Extent | None:
+    def gpu_room(self, length: int, namespace: Namespace) -> Extent | None:
         """The same in the GPU tier."""
         extent = self.spare_gpu_room(length)
-        while extent is None and self._evict_last(Tier.GPU, self._last_gpu_copies, length):
+        while extent is None and self._evict_last(Tier.GPU, length, namespace):
             extent = self.gpu_arena.allocate(length)
         return extent
 
-    def _evict_last(self, tier: Tier, last_copies: EvictionQueue, length: int) -> bool:
-        victim = last_copies.take()
-        if victim is None:
-            return self._evict_out_of_order(tier, length)
-        self.evict(victim, tier, "room")
+    def _evict_last(self, tier: Tier, length: int, namespace: Namespace) -> bool:
+        if tier is Tier.GPU:
+            last, soft = self._last_gpu_copies, self._soft_gpu_copies
+        else:
+            last, soft = self._last_host_copies, self._soft_host_copies
+        if (victim := last.take(asking=namespace, size=length)) is not None:
+            self.evict(victim, tier, "room")
+        elif not self._evict_out_of_order(tier, length):
+            if (victim := soft.take(asking=namespace, size=length)) is None:
+                return False
+            self.evict(victim, tier, "room_of_soft_pin")
         return True
 
-    def spare_host_room(self, length: int) -> Extent | None:
-        """Room in the host tier that costs no block its last copy."""
+    def spare_host_room(self, length: int, namespace: Namespace) -> Extent | None:
+        """Room in the host tier, for that namespace, that costs no block its last copy."""
         extent = self.arena.allocate(length)
         while extent is None:
-            victim = self._twins.take()
+            victim = self._twins.take(asking=namespace, size=length)
             if victim is None:
                 return None
             self.evict(victim, Tier.HOST, "on_ssd_too" if victim.readable_ssd else "on_gpu_too")
@@ -376,12 +396,12 @@ class Stock:
         return self.regions.live_bytes + length <= _SPARE_BELOW * len(self.regions) * self.regions.region_bytes
 
     def _evict_out_of_order(self, tier: Tier, length: int) -> bool:
-        """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the scan is
-        O(blocks); when it fails it is not tried again before something has become loose."""
+        """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the
+        scan is O(blocks); when it fails it is not tried again before something has become loose."""
         if tier in self._scan_would_fail:
             return False
         freed = 0
-        for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier)]):
+        for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier) and entry not in self.pins]):
             freed += entry.length
             self.evict(entry, tier, "room_out_of_order")
             if freed >= 4 * length:
@@ -414,25 +434,35 @@ class Stock:
         victim = self._ssd_copies.take()
         if victim is not None:
             self.evict(victim, Tier.SSD, "room")
+            return True
+        victim = self._soft_ssd_copies.take()
+        if victim is not None:
+            self.evict(victim, Tier.SSD, "room_of_soft_pin")
         return victim is not None
 
-    def evict_of_namespace(self, namespace: Namespace, wanted: int) -> None:
-        """Makes the namespace give back `wanted` bytes, its coldest copies first, and a sixteenth of what it has at least: the scan is
-        O(its blocks)."""
-        wanted = max(wanted, self.quota.used(namespace) // 16)
-        entries = [
-            entry
-            for key_space in self.index.key_spaces()
-            if key_space.namespace == namespace
-            for entry in self.index.entries(key_space).values()
-        ]
-        before = self.quota.used(namespace)
-        for entry in self.suffixes_first(entries):
-            for tier in entry.tiers:
-                if before - self.quota.used(namespace) >= wanted:
-                    return
-                if is_loose(entry, tier):
-                    self.evict(entry, tier, "quota")
+    def evict_of_namespace(self, namespace: Namespace, wanted: int, *, at_most: int | None = None) -> None:
+        """Makes the namespace give back `wanted` bytes: copies that it has twice first, then the coldest on SSD, then the coldest in the
+        host tier, those with soft pins last; `at_most` so many copies. Cost: O(log n) each."""
+        queues = (
+            (self._gpu_twins, Tier.GPU),
+            (self._twins, Tier.HOST),
+            (self._ssd_copies, Tier.SSD),
+            (self._last_host_copies, Tier.HOST),
+            (self._last_gpu_copies, Tier.GPU),
+            (self._soft_ssd_copies, Tier.SSD),
+            (self._soft_host_copies, Tier.HOST),
+            (self._soft_gpu_copies, Tier.GPU),
+        )
+        goal = self.quota.used(namespace) - wanted
+        while self.quota.used(namespace) > goal and at_most != 0:
+            for queue, tier in queues:
+                victim = queue.take_of(namespace)
+                if victim is not None:
+                    self.evict(victim, tier, "quota")
+                    break
+            else:
+                return
+            at_most = None if at_most is None else at_most - 1
 
     def suffixes_first(self, entries: list[Entry]) -> Iterator[Entry]:
         """Coldest first, but none before its listed children, while the caller evicts what is given; then those whose children stay.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -98,6 +99,8 @@ class StoreConfig:
     reservation_timeout: Nanos = seconds(30)
     quotas: Mapping[Namespace, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have; not named: no limit."""
+    weights: Mapping[Namespace, float] = field(default_factory=dict)
+    """Shares of the room that namespaces have relative to each other when it is short; not named: 1."""
     ttls: Mapping[Namespace, Nanos] = field(default_factory=dict)
     """How long a block of a namespace lives when its put does not say; not named: without end."""
 
@@ -115,6 +118,9 @@ class StoreConfig:
             raise ConfigError("placed_within must be above 0")
         if self.reservation_timeout <= 0:
             raise ConfigError("reservation_timeout must be above 0")
+        for namespace, weight in self.weights.items():
+            if not 0 < weight < math.inf:
+                raise ConfigError(f"the weight of namespace {namespace!r} must be a number above 0, not {weight}")
         for namespace, ttl in self.ttls.items():
             if not 0 < ttl <= MAX_TTL:
                 raise ConfigError(f"the time to live of namespace {namespace!r} must be above 0 and at most ten years, not {ttl} ns")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from kvstore.core.events import (
@@ -21,7 +21,9 @@ from kvstore.core.events import (
     Instruction,
     ListRequested,
     LocateRequested,
+    PinRequested,
     ProbeRequested,
+    QuotaRequested,
     ReadFinished,
     ReadRequested,
     RegionsRecovered,
@@ -33,6 +35,7 @@ from kvstore.core.events import (
     StopReport,
     StopRequested,
     Tick,
+    UnpinRequested,
     VerifyRequested,
 )
 from kvstore.core.eviction import EvictionPolicy
@@ -41,6 +44,7 @@ from kvstore.core.gets import Gets
 from kvstore.core.gpu_tiering import GpuTiering
 from kvstore.core.index import Entry
 from kvstore.core.listing import list_step, owned_block
+from kvstore.core.pins import PinnedBlock
 from kvstore.core.puts import Puts
 from kvstore.core.removals import Removals
 from kvstore.core.scrubs import Scrubs
@@ -48,6 +52,7 @@ from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.tiering import Tiering
+from kvstore.core.wishes import Wishes
 from kvstore.ids import BlockHash, BootId, KeySpace
 from kvstore.units import Bytes, Nanos, milliseconds
 
@@ -108,6 +113,7 @@ class StoreState:
         self._puts = self._make_puts(stock)
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd, used=self._used)
+        self._wishes = Wishes(stock)
         self._removals = Removals(stock, self._puts, self._tiering)
 
     def _make_puts(self, stock: Stock) -> Puts:
@@ -164,6 +170,12 @@ class StoreState:
                 self._removals.delete(event)
             case EvictRequested():
                 self._removals.evict(event)
+            case PinRequested():
+                self._wishes.pin(event)
+            case UnpinRequested():
+                self._wishes.unpin(event)
+            case QuotaRequested():
+                self._wishes.quota(event)
             case VerifyRequested():
                 self._scrubs.verify(event)
             case LocateRequested():
@@ -177,6 +189,7 @@ class StoreState:
                 self._tiering.recover(event)
             case Tick():
                 self._stock.end_due_blocks(at_most=_ENDS_PER_TICK)
+                self._wishes.sweep()
                 self._puts.sweep(now)
                 self._gets.sweep(now)
             case StopRequested():
@@ -185,6 +198,14 @@ class StoreState:
                     self._stock.say(AnswerStop(request_id=event.request_id, report=self.stop_report()))
                 else:
                     self._tiering.stop(event.request_id, within=event.within)
+
+    def pins(self) -> tuple[PinnedBlock, ...]:
+        """Cost: O(pins)."""
+        return tuple(PinnedBlock(entry.key_space, entry.hash, pin.kind, pin.expires_at) for entry, pin in self._stock.pins)
+
+    def restore_pins(self, pins: Iterable[PinnedBlock], now: Nanos) -> None:
+        """Of a restart, after RegionsRecovered. Those that are over, or whose block was not found again, are dropped."""
+        self._wishes.restore(pins, today=Nanos(now + self._stock.day_offset))
 
     def stop_report(self) -> StopReport:
         """How far the stop has come. Cost: O(blocks)."""

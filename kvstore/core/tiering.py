@@ -193,7 +193,7 @@ class Tiering:
             or stock.quota.missing(entry.key_space.namespace, entry.length)
         ):
             return
-        extent = stock.spare_host_room(entry.length)
+        extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
         if extent is not None:
             self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
 
@@ -353,7 +353,7 @@ class Tiering:
             if self._has_room(entry, last_resort=True):
                 self._start(entry, copy, self._record_room(entry), CopyReason.RELOCATE)
             elif self._regions.open is None:
-                if copy.holds == 0 and entry.leases == 0:
+                if copy.holds == 0 and entry.leases == 0 and not self._stock.pins.is_hard(entry):
                     self._stock.evict(entry, Tier.SSD, "no_room_to_relocate")
             else:
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvstore.core.eviction import RankedQueue, UseClock
 from kvstore.core.ghost import GhostList
@@ -79,9 +80,9 @@ class TwoHitPolicy:
         probation, proven = self._count
         return probation > self._share * (probation + proven)
 
-    def queue(self, may_go: Callable[[Entry], bool]) -> TwoHitQueue:
+    def queue(self, may_go: Callable[[Entry], bool]) -> Callable[[], TwoHitQueue]:
         self._queues += 1
-        return TwoHitQueue(self, may_go, first_bit=1 << (self._queues - 1) * _SEGMENTS)
+        return partial(TwoHitQueue, self, may_go, first_bit=1 << (self._queues - 1) * _SEGMENTS)
 
 
 class TwoHitQueue:

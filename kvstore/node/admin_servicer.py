@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
@@ -11,21 +12,32 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc
 from kvstore.core.events import (
     AnswerEvict,
     AnswerLocate,
+    AnswerPin,
+    AnswerQuota,
+    AnswerUnpin,
     AnswerVerify,
     CopyVerdict,
     EvictRequested,
     LocateRequested,
+    PinKind,
+    PinRequested,
+    PinStatus,
+    QuotaRequested,
+    UnpinRequested,
     VerifyRequested,
 )
-from kvstore.errors import InvalidRequest
+from kvstore.core.pins import MAX_PIN_TTL
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import Namespace
 from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
 from kvstore.node.repairer import Repairer
+from kvstore.node.saved_wishes import SavedWishes
 from kvstore.node.walk import walk
-from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto
+from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto, namespace_from_proto
 from kvstore.rpc.server import guarded
+from kvstore.units import Bytes, milliseconds
 
 _PROGRESS_EVERY = 64
 """Copies between two progress messages of a verify."""
@@ -41,6 +53,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         status: Callable[[], admin_pb2.StatusResponse],
         make_repair: Callable[[], Repair],
         drain: Callable[[], Awaitable[None]],
+        wishes: SavedWishes,
     ) -> None:
         self._node = node
         self._repairer = repairer
@@ -48,6 +61,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         self._drain = drain
         self._status = status
         self._make_repair = make_repair
+        self._wishes = wishes
+        self._saving = asyncio.Lock()
 
     @guarded
     async def Status(self, request: admin_pb2.StatusRequest, context: Any) -> admin_pb2.StatusResponse:
@@ -86,6 +101,57 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         return admin_pb2.EvictResponse(
             evicted_copies=answer.evicted_copies, evicted_bytes=answer.evicted_bytes, leased_copies_kept=answer.leased_copies_kept
         )
+
+    @guarded
+    async def Pin(self, request: admin_pb2.PinRequest, context: Any) -> admin_pb2.PinResponse:
+        ttl = milliseconds(request.ttl_ms)
+        if not 0 < ttl <= MAX_PIN_TTL:
+            raise InvalidRequest(f"ttl_ms must be 1 to {MAX_PIN_TTL // milliseconds(1)}: every pin ends, {request.ttl_ms} is none of these")
+        pin = PinRequested(
+            request_id=self._node.next_request_id(),
+            key_space=key_space_from_proto(request.key_space),
+            hashes=tuple(hashes_from_proto(request.hashes)),
+            kind=PinKind.HARD if request.hard else PinKind.SOFT,
+            ttl=ttl,
+        )
+        statuses = (await self._node.ask(pin, AnswerPin)).statuses
+        await self._save()
+        return admin_pb2.PinResponse(
+            pinned_blocks=statuses.count(PinStatus.PINNED),
+            absent_blocks=statuses.count(PinStatus.ABSENT),
+            refused_blocks=statuses.count(PinStatus.NO_SHARE),
+            lasts=self._wishes.lasts,
+        )
+
+    @guarded
+    async def Unpin(self, request: admin_pb2.UnpinRequest, context: Any) -> admin_pb2.UnpinResponse:
+        unpin = UnpinRequested(
+            request_id=self._node.next_request_id(),
+            key_space=key_space_from_proto(request.key_space),
+            hashes=tuple(hashes_from_proto(request.hashes)),
+        )
+        answer = await self._node.ask(unpin, AnswerUnpin)
+        await self._save()
+        return admin_pb2.UnpinResponse(unpinned_blocks=sum(answer.unpinned))
+
+    @guarded
+    async def Quota(self, request: admin_pb2.QuotaRequest, context: Any) -> admin_pb2.QuotaResponse:
+        namespace = namespace_from_proto(request.namespace)
+        limit = Bytes(request.limit_bytes) if request.HasField("limit_bytes") else None
+        quota = QuotaRequested(request_id=self._node.next_request_id(), namespace=namespace, change=request.change, limit=limit)
+        answer = await self._node.ask(quota, AnswerQuota)
+        if request.change:
+            self._wishes.quotas[namespace] = limit
+            await self._save()
+        return admin_pb2.QuotaResponse(used_bytes=answer.used, limit_bytes=answer.limit, lasts=self._wishes.lasts)
+
+    async def _save(self) -> None:
+        """Before the answer, so that what was answered is there after a restart."""
+        async with self._saving:
+            try:
+                await asyncio.to_thread(self._wishes.save, self._node.state.pins())
+            except OSError as error:
+                raise Unavailable(f"it holds now, but could not be saved for the next start: {error.strerror}") from None
 
     @guarded
     async def Verify(self, request: admin_pb2.VerifyRequest, context: Any) -> None:

@@ -80,6 +80,8 @@ class NodeConfig:
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have here; not named: no limit."""
+    namespace_weights: Mapping[str, float] = field(default_factory=dict)
+    """Shares of the room that namespaces have relative to each other when it is short: who is furthest above gives first. Not named: 1."""
     ttls: Mapping[str, Nanos] = field(default_factory=dict)
     """How long a block of a namespace lives when its put does not say; not named: until it is evicted."""
 
@@ -164,5 +166,6 @@ class NodeConfig:
             policy=self.eviction,
             reservation_timeout=self.reservation_ttl,
             quotas={Namespace(name): limit for name, limit in self.quotas.items()},
+            weights={Namespace(name): weight for name, weight in self.namespace_weights.items()},
             ttls={Namespace(name): ttl for name, ttl in self.ttls.items()},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 import time
@@ -33,6 +34,7 @@ from kvstore.node.recovery import RecoveryReport, recover
 from kvstore.node.repair import Repair
 from kvstore.node.repair_status import drain_status, repair_status
 from kvstore.node.repairer import Repairer
+from kvstore.node.saved_wishes import SavedWishes
 from kvstore.node.sender import Sender
 from kvstore.node.servicer import StoreServicer
 from kvstore.node.takeover import first_takeover, take_over_by_and_by
@@ -100,7 +102,10 @@ class NodeServer:
                 self._ssd = wrap_ssd(self._regions)
                 opening.callback(self._ssd.close)
             day_offset = Nanos(time.time_ns() - self._clock.now())
-            self._state = StoreState(config.store_config(), boot_id=self.boot_id, day_offset=day_offset)
+            self._wishes = SavedWishes(config.ssd_path)
+            store_config = config.store_config()
+            store_config = dataclasses.replace(store_config, quotas=self._wishes.over(store_config.quotas))
+            self._state = StoreState(store_config, boot_id=self.boot_id, day_offset=day_offset)
             self._inventory = Inventory(self._state)
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:
@@ -157,6 +162,7 @@ class NodeServer:
             self._tiers.close()
             raise
         self._node.start(recovered)
+        self._state.restore_pins(self._wishes.pins, self._clock.now())
         if recovered is not None:
             await self._inventory.fill(self._node)
         store = StoreServicer(self._node, config=self.config, metrics=self._metrics, tickets=self._tickets, hello=self._hello)
@@ -164,7 +170,13 @@ class NodeServer:
         peer = PeerServicer(self._node, self._repairer, config=self.config, views=self._views, hello=self._hello)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(peer, self._server)
         admin = AdminServicer(
-            self._node, self._repairer, self._handover, status=self.status, make_repair=self._make_repair, drain=self._drain
+            self._node,
+            self._repairer,
+            self._handover,
+            status=self.status,
+            make_repair=self._make_repair,
+            drain=self._drain,
+            wishes=self._wishes,
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         await self._server.start()

@@ -18,7 +18,7 @@ from kvstore.core.extent import Tier
 from kvstore.ids import BlockRef, KeySpace
 from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_refs_to_proto, key_space_to_proto
 from kvstore.rpc.errors import error_of
-from kvstore.units import Nanos, to_seconds
+from kvstore.units import Nanos, milliseconds, to_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,25 @@ class Evicted:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    pinned_blocks: int
+    absent_blocks: int
+    refused_blocks: int
+    """Hard pins have all of the room that they may have."""
+    lasts: bool
+    """Over a restart."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaReport:
+    used_bytes: int
+    limit_bytes: int | None
+    """None: no limit."""
+    lasts: bool
+    """Over a restart."""
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyProgress:
     checked_copies: int
     total_copies: int
@@ -172,6 +191,29 @@ class AdminStub:
     async def evict_blocks(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> Evicted:
         request = admin_pb2.EvictRequest(key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks])
         return await self._evict(request, timeout=timeout)
+
+    async def pin(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, hard: bool, ttl: Nanos, timeout: Nanos) -> Pinned:
+        request = admin_pb2.PinRequest(
+            key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks], hard=hard, ttl_ms=ttl // milliseconds(1)
+        )
+        answer = await _answer(self._stub.Pin(request, timeout=to_seconds(timeout)))
+        return Pinned(answer.pinned_blocks, answer.absent_blocks, answer.refused_blocks, answer.lasts)
+
+    async def unpin(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> int:
+        """How many had a pin."""
+        request = admin_pb2.UnpinRequest(key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks])
+        return int((await _answer(self._stub.Unpin(request, timeout=to_seconds(timeout)))).unpinned_blocks)
+
+    async def quota(self, namespace: str, *, timeout: Nanos) -> QuotaReport:
+        return await self._quota(admin_pb2.QuotaRequest(namespace=namespace), timeout=timeout)
+
+    async def set_quota(self, namespace: str, limit: int | None, *, timeout: Nanos) -> QuotaReport:
+        """`limit` None: no limit."""
+        return await self._quota(admin_pb2.QuotaRequest(namespace=namespace, change=True, limit_bytes=limit), timeout=timeout)
+
+    async def _quota(self, request: admin_pb2.QuotaRequest, *, timeout: Nanos) -> QuotaReport:
+        answer = await _answer(self._stub.Quota(request, timeout=to_seconds(timeout)))
+        return QuotaReport(answer.used_bytes, answer.limit_bytes if answer.HasField("limit_bytes") else None, answer.lasts)
 
     async def verify(self, *, timeout: Nanos) -> AsyncGenerator[VerifyProgress, None]:
         """Progress as it comes; the last one is the result."""

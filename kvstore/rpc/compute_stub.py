@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import grpc
@@ -13,7 +13,7 @@ from kvstore.rpc.errors import error_of
 from kvstore.units import Nanos, to_seconds
 
 
-async def drain_calls(channel: Any, *, timeout: Nanos) -> AsyncIterator[int]:
+async def drain_calls(channel: Any, *, timeout: Nanos) -> AsyncGenerator[int, None]:
     """Have a node leave the cluster's work; yields how many calls are left, the last time 0. Raises a LarderError, also when `timeout`
     has passed: then the node is draining all the same."""
     stub: Any = compute_pb2_grpc.ComputeAdminServiceStub(channel)

@@ -26,11 +26,15 @@ def key_space_to_proto(key_space: KeySpace) -> store_pb2.KeySpace:
 
 
 def key_space_from_proto(message: store_pb2.KeySpace) -> KeySpace:
-    if not 0 < len(message.namespace.encode()) <= MAX_NAMESPACE_BYTES:
-        raise InvalidRequest(
-            f"key_space.namespace must have 1 to {MAX_NAMESPACE_BYTES} bytes, this one has {len(message.namespace.encode())}"
-        )
-    return KeySpace(Namespace(message.namespace), LayoutFingerprint(_digest(message.layout_fingerprint, "key_space.layout_fingerprint")))
+    return KeySpace(
+        namespace_from_proto(message.namespace), LayoutFingerprint(_digest(message.layout_fingerprint, "key_space.layout_fingerprint"))
+    )
+
+
+def namespace_from_proto(name: str) -> Namespace:
+    if not 0 < len(name.encode()) <= MAX_NAMESPACE_BYTES:
+        raise InvalidRequest(f"namespace must have 1 to {MAX_NAMESPACE_BYTES} bytes, this one has {len(name.encode())}")
+    return Namespace(name)
 
 
 def block_ref_to_proto(ref: BlockRef) -> store_pb2.BlockRef:

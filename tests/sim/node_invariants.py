@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from itertools import pairwise
 
@@ -59,8 +60,17 @@ def check_accounting(state: StoreState) -> None:
             assert end <= following, f"{arena.tier.name} extents overlap"
     on_ssd = [copy for copy in copies if copy.tier is Tier.SSD]
     ssd, ssd_readable = len(on_ssd), sum(copy.state is CopyState.READABLE for copy in on_ssd)
+    held: Counter[Tier] = Counter()
+    for copy in copies:
+        held[copy.tier] += copy.length
     for key_space in stock.index.key_spaces():
         assert stock.quota.used(key_space.namespace) >= 0
+    for tier, shares in stock._shares.items():
+        assert sum(shares._used.values()) == held[tier], "shares of the namespaces"
+    assert stock.pins.hard_bytes == sum(entry.length for entry, _ in stock.pins if stock.pins.is_hard(entry))
+    assert all(entry.listed for entry, _ in stock.pins)
+    twins = sum(entry.length for entry in stock.index if entry.readable_host and entry.readable_ssd)
+    assert stock.twin_bytes == twins, "room that is free for the taking"
     if stock.regions is not None:
         live = live_bytes = 0
         for region in stock.regions:
@@ -72,14 +82,12 @@ def check_accounting(state: StoreState) -> None:
 
 
 def check_tiers(state: StoreState) -> None:
-    """A block is in the configured tiers and in no other; quotas count each copy of theirs once."""
+    """A block is in the configured tiers and in no other."""
     stock, config = state._stock, state._stock.config
     tiers = {usage.tier for usage in state.status().tiers}
     assert tiers == {tier for tier, here in ((Tier.GPU, config.gpu), (Tier.HOST, config.has_host), (Tier.SSD, config.ssd)) if here}
     for entry in stock.index:
         assert tiers.issuperset(entry.tiers), "a block is in a tier that this node has not got"
-    for namespace, limit in config.quotas.items():
-        assert stock.quota.used(namespace) <= limit, "a namespace is above its quota"
 
 
 def check_listing(state: StoreState, media: Media, written: Written) -> None:

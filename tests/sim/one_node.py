@@ -30,6 +30,7 @@ from kvstore.core.events import (
     CommitRequested,
     CommitStatus,
     CopyExtent,
+    CopyReason,
     DeleteRequested,
     DiscardReservation,
     Event,
@@ -38,7 +39,10 @@ from kvstore.core.events import (
     ListRequested,
     Note,
     NoteKind,
+    PinKind,
+    PinRequested,
     ProbeRequested,
+    QuotaRequested,
     ReadFinished,
     ReadOutcome,
     ReadRequested,
@@ -51,6 +55,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
+    UnpinRequested,
     VerifyExtent,
     VerifyRequested,
     WriteRegion,
@@ -190,15 +195,26 @@ class SimulatedNode:
     def hand_in(self, event: Event) -> None:
         self.log.append(f"{self.now / 1e9:.3f} {describe(event)}")
         self.evicted_now: list[Note] = []
+        hard = {
+            (pinned.key_space, pinned.hash)
+            for pinned in self.state.pins()
+            if pinned.kind is PinKind.HARD and pinned.expires_at > self.now + DAY_OFFSET
+        }
         for instruction in self.state.handle(event, self.now):
             self.log.append(f"    -> {describe(instruction)}")
             self._take(instruction)
+            match instruction:
+                case Note(kind=NoteKind.EVICTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
+                    gone = self.state._stock.index.get(key_space, block.hash) is None
+                    assert not (gone and (key_space, block.hash) in hard), "a hard pinned block was evicted"
         self.check()
 
     def _take(self, instruction: Instruction) -> None:
         match instruction:
             case CopyExtent() | VerifyExtent() | WriteRegion():
                 self.pending.append(instruction)
+                if isinstance(instruction, CopyExtent) and instruction.reason is CopyReason.PLACE:
+                    self._begin_life(instruction)
             case AnswerRead():
                 key = self.reading.pop(instruction.request_id)
                 assert (instruction.operation != 0) == any(item.status is ReadStatus.OK for item in instruction.items)
@@ -254,14 +270,24 @@ class SimulatedNode:
                 self.was_on_ssd.discard((key_space, block.hash))
                 if instruction.tier is Tier.SSD:
                     self.was_on_ssd.add((key_space, block.hash))
-                ttl = self.ttls[key_space, block.hash]
-                self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
+                if self.config.has_host:
+                    ttl = self.ttls[key_space, block.hash]
+                    self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
             case Note(kind=NoteKind.DEMOTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
                 self.was_on_ssd.add((key_space, block.hash))
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":
                 self.evicted_now.append(instruction)
             case _:
                 pass
+
+    def _begin_life(self, instruction: CopyExtent) -> None:
+        """A put leaves staging: should the node crash now, the block may be found though nobody was told."""
+        tiering = self.state._tiering if instruction.target.tier is Tier.SSD else self.state._gpu_tiering
+        assert tiering is not None
+        entry = tiering._moves[instruction.operation].entry
+        key = entry.key_space, entry.hash
+        ttl = self.ttls[key]
+        self.ends[key] = self.first_ends[key] = self.now + ttl if ttl else 0
 
     def _check_ends(self, key_space: KeySpace, found: Iterable[BlockHash]) -> None:
         for block in found:
@@ -311,6 +337,7 @@ class SimulatedNode:
             (10, self._wait),
             (25, self._put),
             (15, self._get),
+            (3, self._wish),
         ]
         if self.faults:
             actions += [(4, self._flip_bit), (1, self.crash)]
@@ -436,6 +463,19 @@ class SimulatedNode:
         request = self._request()
         self.deleting[request] = (key_space, hashes)
         self.hand_in(DeleteRequested(request_id=request, key_space=key_space, hashes=hashes))
+
+    def _wish(self) -> None:
+        key_space, blocks = self._some_run()
+        hashes = tuple(block.hash for block in blocks)
+        match self.rng.randrange(4):
+            case 0:
+                limit = self.rng.choice((None, Bytes(4 * ALIGNMENT), Bytes(40 * ALIGNMENT)))
+                self.hand_in(QuotaRequested(request_id=self._request(), namespace=key_space.namespace, change=True, limit=limit))
+            case 1:
+                self.hand_in(UnpinRequested(request_id=self._request(), key_space=key_space, hashes=hashes))
+            case _:
+                kind, ttl = self.rng.choice(list(PinKind)), self.rng.choice((milliseconds(200), seconds(10)))
+                self.hand_in(PinRequested(request_id=self._request(), key_space=key_space, hashes=hashes, kind=kind, ttl=ttl))
 
     def _evict(self) -> None:
         self.hand_in(EvictRequested(request_id=self._request(), namespace=self.rng.choice(KEY_SPACES).namespace))

@@ -7,6 +7,64 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PinRequest(_message.Message):
+    __slots__ = ("key_space", "hashes", "hard", "ttl_ms")
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    HARD_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    key_space: _store_pb2.KeySpace
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    hard: bool
+    ttl_ms: int
+    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[_Iterable[bytes]] = ..., hard: _Optional[bool] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+
+class PinResponse(_message.Message):
+    __slots__ = ("pinned_blocks", "absent_blocks", "refused_blocks", "lasts")
+    PINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    pinned_blocks: int
+    absent_blocks: int
+    refused_blocks: int
+    lasts: bool
+    def __init__(self, pinned_blocks: _Optional[int] = ..., absent_blocks: _Optional[int] = ..., refused_blocks: _Optional[int] = ..., lasts: _Optional[bool] = ...) -> None: ...
+
+class UnpinRequest(_message.Message):
+    __slots__ = ("key_space", "hashes")
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    key_space: _store_pb2.KeySpace
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class UnpinResponse(_message.Message):
+    __slots__ = ("unpinned_blocks",)
+    UNPINNED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    unpinned_blocks: int
+    def __init__(self, unpinned_blocks: _Optional[int] = ...) -> None: ...
+
+class QuotaRequest(_message.Message):
+    __slots__ = ("namespace", "change", "limit_bytes")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    change: bool
+    limit_bytes: int
+    def __init__(self, namespace: _Optional[str] = ..., change: _Optional[bool] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
+
+class QuotaResponse(_message.Message):
+    __slots__ = ("used_bytes", "limit_bytes", "lasts")
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LASTS_FIELD_NUMBER: _ClassVar[int]
+    used_bytes: int
+    limit_bytes: int
+    lasts: bool
+    def __init__(self, used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., lasts: _Optional[bool] = ...) -> None: ...
+
 class DrainStoreRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -50,6 +50,21 @@ class AdminServiceStub:
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.EvictRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_admin__pb2.EvictResponse.FromString,
                 _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/kvpb.v1.AdminService/Pin',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.PinRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Unpin = channel.unary_unary(
+                '/kvpb.v1.AdminService/Unpin',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.UnpinRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.UnpinResponse.FromString,
+                _registered_method=True)
+        self.Quota = channel.unary_unary(
+                '/kvpb.v1.AdminService/Quota',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.QuotaRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.QuotaResponse.FromString,
+                _registered_method=True)
         self.Verify = channel.unary_stream(
                 '/kvpb.v1.AdminService/Verify',
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
@@ -91,6 +106,26 @@ class AdminServiceServicer:
 
     def Evict(self, request, context):
         """Forget copies: all, or those of a namespace, or the named ones. Leased copies stay until their lease ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Wishes against eviction, until a time, for blocks that are here.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Unpin(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quota(self, request, context):
+        """What a namespace has here and may have; with `change` it may have `limit_bytes` from now on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -141,6 +176,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Evict,
                     request_deserializer=kvpb_dot_v1_dot_admin__pb2.EvictRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_admin__pb2.EvictResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.PinRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.PinResponse.SerializeToString,
+            ),
+            'Unpin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Unpin,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.UnpinRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.UnpinResponse.SerializeToString,
+            ),
+            'Quota': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quota,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.QuotaRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.QuotaResponse.SerializeToString,
             ),
             'Verify': grpc.unary_stream_rpc_method_handler(
                     servicer.Verify,
@@ -245,6 +295,87 @@ class AdminService:
             '/kvpb.v1.AdminService/Evict',
             kvpb_dot_v1_dot_admin__pb2.EvictRequest.SerializeToString,
             kvpb_dot_v1_dot_admin__pb2.EvictResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Pin',
+            kvpb_dot_v1_dot_admin__pb2.PinRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Unpin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Unpin',
+            kvpb_dot_v1_dot_admin__pb2.UnpinRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.UnpinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Quota',
+            kvpb_dot_v1_dot_admin__pb2.QuotaRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.QuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

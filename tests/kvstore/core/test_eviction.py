@@ -13,7 +13,7 @@ def entries_of(blocks: tuple[BlockRef, ...], space: KeySpace) -> list[Entry]:
 
 def test_the_least_recently_used_goes_first_and_of_one_use_the_end_of_the_chain(chain: Callable, space: KeySpace) -> None:
     policy = LruPolicy()
-    queue = policy.queue(lambda entry: True)
+    queue = policy.queue(lambda entry: True)()
     first, second = entries_of(chain(3), space), entries_of(chain(2, start=50), space)
     policy.used(first)
     policy.used(second)
@@ -27,7 +27,7 @@ def test_the_least_recently_used_goes_first_and_of_one_use_the_end_of_the_chain(
 
 def test_what_may_not_go_is_dropped_until_offered_again(chain: Callable, space: KeySpace) -> None:
     policy = LruPolicy()
-    queue = policy.queue(lambda entry: entry.leases == 0)
+    queue = policy.queue(lambda entry: entry.leases == 0)()
     one, two = entries_of(chain(2), space)
     policy.used([one, two])
     two.leases = 1
@@ -44,7 +44,7 @@ def test_what_may_not_go_is_dropped_until_offered_again(chain: Callable, space: 
 
 def test_puts_and_deletes_without_any_eviction_do_not_grow_the_queue(chain: Callable, space: KeySpace) -> None:
     policy = LruPolicy()
-    queue = policy.queue(lambda entry: entry.listed)
+    queue = policy.queue(lambda entry: entry.listed)()
     for start in range(5000):
         (entry,) = entries_of(chain(1, start=start), space)
         policy.used([entry])

@@ -22,7 +22,7 @@ class Shelf:
         self.policy = policy
         self.space = space
         self.entries: dict[int, Entry] = {}
-        self.queue: EvictionQueue = policy.queue(lambda entry: entry.listed)
+        self.queue: EvictionQueue = policy.queue(lambda entry: entry.listed)()
 
     def ask(self, number: int) -> bool:
         entry = self.entries.get(number)
