@@ -88,7 +88,7 @@ class StoreConfig:
     """0: no host tier."""
     staging_capacity: Bytes = Bytes(64 * MIB)
     """Without a host tier: of the memory through which puts pass on their way to the others."""
-    placed_within: Nanos = seconds(5)
+    placed_within: Nanos = seconds(1)
     """Without a host tier: how long a commit waits for its blocks to come into a tier before it is refused."""
     ssd: SsdConfig | None = None
     gpu: GpuConfig | None = None
