@@ -9,6 +9,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/.larder-ready
 SEED ?=
 SEEDS ?=
+MINUTES ?= 5
 ARGS ?=
 
 # Downloads nothing at run time; a proxy of the machine must not stand between loopback processes.
@@ -20,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Converted models; in the clone, so that 'make clean' takes everything away.
 export LARDER_CACHE_DIR ?= $(CURDIR)/.larder/cache
 
-.PHONY: help setup demo up test check format sim bench failover bench-pd examples proto clean
+.PHONY: help setup demo up test check format sim chaos bench failover bench-pd examples proto clean
 
 help:
 	@echo "make demo    install into $(VENV), start a whole cluster on loopback, play five acts, stop it"
@@ -28,6 +29,7 @@ help:
 	@echo "make test    all tests                       (ARGS='-k name' for some)"
 	@echo "make check   format, lint, types, layers, generated code up to date"
 	@echo "make sim     a node and a cluster, simulated  (SEED=17 for one, SEEDS=5000 for more)"
+	@echo "make chaos   strike the stores of a real cluster under load, know every byte (MINUTES=30 SEED=17)"
 	@echo "make failover  kill and stop decode nodes under streams, compare every token (ARGS='--blows 100')"
 	@echo "make bench   the data plane beside Redis and a plain copy of memory (ARGS='--seconds 5 --json')"
 	@echo "make bench-pd  prefill beside decode: one queue, two queues, two processes"
@@ -72,6 +74,10 @@ bench-pd: $(READY)
 # Ten minutes or so: a thousand kills in process, then kill -9 and SIGSTOP on real processes. The last line is a JSON object.
 failover: $(READY)
 	@PYTHONPATH=tests $(PY) tests/failover/run.py $(ARGS)
+
+# The last line is a JSON object; what the faults are: ARGS='--help'.
+chaos: $(READY)
+	@PYTHONPATH=tests $(PY) -m chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 examples: $(READY)
 	@$(PY) -m kvstore.node --example > deploy/config/store-node.toml

@@ -72,7 +72,7 @@ class NodeCalls:
         """The router with the last view known. Call it at the start of each operation."""
         if self.router.see(self._views.view, self._clock.now()):
             self._trusted = {node_id: peer for node_id, peer in self._trusted.items() if peer == self._peer(node_id)}
-            self.spawn(self._channels.retain({member.address for member in self.router.view.members}))
+            self.spawn(self._channels.retain(self.router.addresses()))
         return self.router
 
     def spawn(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:

@@ -36,6 +36,9 @@ class Router:
         self._circuits: dict[NodeId, Circuit] = {}
         self._previous: deque[tuple[Nanos, View]] = deque(maxlen=_MOST_PREVIOUS_VIEWS)
         """Views with other owners, newest last, each with the time until which it is asked."""
+        self._vanished: dict[NodeId, Nanos] = {}
+        """Stores that a view no longer names at all, each with the time until which it is asked. One that died or left is named as
+        such: these a registry forgot, and they register again, one after another when a newcomer was faster than the first of them."""
         self._orders: dict[StripeId, tuple[NodeId, ...]] = {}
         """What `readers` begins with, found once a stripe: a third of the CPU of an acquire of 1,000 blocks otherwise."""
 
@@ -54,14 +57,19 @@ class Router:
         if _owners_part(view) != _owners_part(self._view) and self._view.epoch >= 0:
             self._previous.append((Nanos(now + self._config.previous_views), self._view))
         self._view = view
-        self._stores = {member.node_id: member for member in view.stores if member.state in READABLE_STATES}
+        named = {member.node_id for member in view.members}
+        until = Nanos(now + self._config.previous_views)
+        self._vanished = {node_id: self._vanished.get(node_id, until) for node_id in self._stores if node_id not in named}
+        forgotten = [self._stores[node_id] for node_id, until in self._vanished.items() if now < until]
+        readable = [member for member in view.stores if member.state in READABLE_STATES]
+        self._stores = {member.node_id: member for member in (*forgotten, *readable)}
         self._circuits = {node_id: self._circuits[node_id] for node_id in self._stores.keys() & self._circuits.keys()}
         for node_id, member in self._stores.items():
             self.circuit(node_id).seen(member.boot_id)
         return True
 
     def member(self, node_id: NodeId) -> Member | None:
-        """The store, if it lives in the present view."""
+        """The store, if it lives in the present view or was only forgotten by it."""
         return self._stores.get(node_id)
 
     def circuit(self, node_id: NodeId) -> Circuit:
@@ -77,6 +85,10 @@ class Router:
     def stores(self) -> tuple[NodeId, ...]:
         """Every store that answers readers, asked or not."""
         return tuple(self._stores)
+
+    def addresses(self) -> set[str]:
+        """Of everybody who may be asked something."""
+        return {member.address for member in (*self._view.members, *self._stores.values())}
 
     def owners(self, stripe: StripeId) -> tuple[NodeId, ...]:
         """Where the stripe's blocks should be, whether or not those nodes can be asked now: at most `replicas`."""

@@ -27,9 +27,10 @@ class _Move:
 
 
 class GpuTiering:
-    """Promotes a host block (on a node without a host tier: an SSD block) that was leased often enough. Room is taken from copies that another tier has too; when there are none, the
-    coldest block that the device has alone is copied back to the host tier, if that costs no block there its last copy, and forgotten if
-    not. All work is started by `pump`, within bounds."""
+    """Promotes a host block (on a node without a host tier: an SSD block) that was leased often enough. Room is taken from copies that
+    another tier has too; when there are none, the coldest block that the device has alone is copied back to the host tier, if that costs
+    no block there its last copy, and forgotten if not. On a node without a host tier and without an SSD puts come here. All work is
+    started by `pump`, within bounds."""
 
     def __init__(self, stock: Stock, config: GpuConfig) -> None:
         self._stock = stock

@@ -35,7 +35,9 @@ class NodeConfig:
     node_id: str = "store"
     """Name of this member, stable over restarts. Unique in the cluster."""
     host: str = "127.0.0.1"
-    """Address it listens on, and by which the others reach it."""
+    """Address it listens on, and by which the others reach it unless `advertise_host` names another."""
+    advertise_host: str | None = None
+    """By which the others reach it, at the same ports, when it is not `host`: behind a proxy, or where `host` is 0.0.0.0."""
     port: int = 0
     """0: a free one."""
     metrics_port: int = 0

@@ -94,6 +94,8 @@ class NodeReport:
     blocks: int
     leases: int
     reservations: int
+    operations: int
+    """Reads, copies and writes of payloads under way."""
     counters: dict[str, int]
     cpu_ns: int
     """User and system time of the process since its start."""
@@ -173,6 +175,7 @@ class AdminStub:
             blocks=answer.blocks,
             leases=answer.leases,
             reservations=answer.reservations,
+            operations=answer.operations,
             counters=dict(sorted(answer.counters.items())),
             cpu_ns=answer.cpu_ns,
             data_connections=dict(sorted(answer.data_connections.items())),

@@ -71,6 +71,19 @@ def test_a_restart_closes_the_circuit_and_an_unrelated_epoch_does_not() -> None:
     assert router.usable(NodeId("s0"))
 
 
+def test_a_store_that_a_view_forgot_is_still_asked_for_a_while_and_one_that_died_is_not() -> None:
+    """Redis came back empty, and a newcomer was there before the others had registered again."""
+    everybody = [store(number) for number in range(3)]
+    router = router_of(view(1, *everybody))
+    expected = {stripe: set(router.readers(stripe)) for stripe in STRIPES}
+    assert router.see(view(2, store(3), store(2, MemberState.DEAD)), Nanos(1))
+    assert router.addresses() == {member.address for member in (*everybody, store(3))}
+    for stripe in STRIPES:
+        assert set(router.readers(stripe)) == expected[stripe] - {"s2"} | {"s3"}
+    assert router.see(view(3, store(3)), Nanos(CONFIG.previous_views + 2))
+    assert router.stores() == ("s3",)
+
+
 def test_an_older_view_is_not_taken_over() -> None:
     router = router_of(view(5, store(0)))
     assert not router.see(view(5, store(1)), Nanos(0))
@@ -119,14 +132,15 @@ def test_readers_are_alive_usable_and_distinct_whatever_the_views(
     histories: list[list[MemberState]], replicas: int, data: st.DataObject
 ) -> None:
     router = Router(replicas=replicas, config=CONFIG)
-    members: list[Member] = []
+    last_state: dict[str, MemberState] = {}
     for epoch, states in enumerate(histories, start=1):
         members = [dataclasses.replace(store(number), state=state) for number, state in enumerate(states)]
+        last_state.update((member.node_id, member.state) for member in members)
         router.see(View(Epoch(epoch), tuple(members)), Nanos(epoch))
         for node_id in router.stores():
             if data.draw(st.booleans()):
                 router.circuit(node_id).failed(Nanos(epoch), deadline_passed=True, jitter=0)
-    alive = {member.node_id for member in members if member.state in READABLE_STATES}
+    alive = {node_id for node_id, state in last_state.items() if state in READABLE_STATES}
     for stripe in STRIPES[:5]:
         readers = router.readers(stripe)
         assert len(set(readers)) == len(readers)
