@@ -26,6 +26,26 @@ class CircuitConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HedgeConfig:
+    percentile: float = 0.95
+    """An answer that takes longer than this share of the node's last ones is late: the next replica is asked too."""
+    most_share: float = 0.05
+    """Second requests as a share of the first ones, over time; 0: none."""
+    least_wait: Nanos = milliseconds(5)
+    """Nothing is late before this: what a busy scheduler costs is no reason to ask somebody else."""
+    least_answers: int = 20
+    """Of a node, before anything is known of it."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.percentile < 1:
+            raise ConfigError(f"hedge.percentile must be between 0 and 1: {self.percentile}")
+        if not 0 <= self.most_share <= 1:
+            raise ConfigError(f"hedge.most_share must be 0 to 1: {self.most_share}")
+        if self.least_wait <= 0 or self.least_answers < 1:
+            raise ConfigError("hedge.least_wait must be above 0, hedge.least_answers at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
     rpc_timeout: Nanos = milliseconds(1500)
     """Of every call without payload: it answers in a millisecond, so more is a frozen peer or a starved machine."""
@@ -64,6 +84,7 @@ class ClientConfig:
     saves 0.1 to 0.2 s of CPU a GB, and then a bit that flipped in memory since, or that a faulty writer on the same machine changed, is
     found by the codec alone."""
     circuit: CircuitConfig = field(default_factory=CircuitConfig)
+    hedge: HedgeConfig = field(default_factory=HedgeConfig)
 
     def __post_init__(self) -> None:
         for key in (

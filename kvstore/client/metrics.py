@@ -17,4 +17,5 @@ read_outcomes = Counter(telemetry.READ_OUTCOMES_TOTAL, "Blocks read, by outcome 
 replica_failovers = Counter(
     "larder_replica_failovers_total", "Blocks asked of a further replica because one could not give them", ["reason"]
 )
+second_requests = Counter("larder_second_requests_total", "Requests to a further replica because one was late", ["asked"])
 circuits_opened = Counter("larder_circuits_opened_total", "Times a node was given up for a while", ["node_id"])

@@ -16,6 +16,7 @@ from kvstore.client.answers import ReadBlock, owned
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
+from kvstore.client.hedging import Asked
 from kvstore.client.lease_keeper import LeaseKeeper
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.prefix_lease import HeldLease, HeldState, LeasedCopy, PrefixLease
@@ -25,6 +26,7 @@ from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
 from kvstore.transport.shm_transport import INLINE_COPY_BYTES
+from kvstore.units import Nanos, to_seconds
 
 _hits = metrics.read_outcomes.labels("hit", "ok")
 _LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
@@ -40,6 +42,20 @@ class _Wanted:
     leased_again: bool = False
     """Whether a node that said "not leased" was asked for a new lease. Once is enough: then its time is too short for us."""
     reason: str = ""
+    race: _Race = field(default_factory=lambda: _Race())
+
+    def twin(self) -> _Wanted:
+        """The same block, to be had from another replica as well."""
+        self.race.paths += 1
+        return _Wanted(self.index, self.copy, self.asked, self.leased_again, "late", self.race)
+
+
+@dataclass(slots=True)
+class _Race:
+    """Of the one or two ways by which a block is being read at a time."""
+
+    paths: int = 1
+    settled: bool = False
 
 
 class PrefixRead:
@@ -55,6 +71,8 @@ class PrefixRead:
         self._clock = clock
         self._in_place = in_place
         self._budget = ByteBudget(config.read_ahead_bytes)
+        self.hedged = False
+        """Whether something was asked of a second replica because it was late: a stream of the first may stand still yet."""
         self.arrived: asyncio.Queue[ReadBlock | None] = asyncio.Queue()
 
     async def run(self, indices: Sequence[int]) -> None:
@@ -77,12 +95,32 @@ class PrefixRead:
         sized = ((block, block.copy.payload_bytes) for block in wanted)
         async with asyncio.TaskGroup() as group:
             for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
-                failed = await self._read_batch(batch)
+                heard = asyncio.Event()
+                node_id = batch[0].copy.held.node_id
+                late_after = self._nodes.router.hedges.late_after(node_id, Asked.READ)
+                if late_after is not None:
+                    group.create_task(self._read_a_late_batch_elsewhere(batch, heard, late_after))
+                try:
+                    failed = await self._read_batch(batch, heard)
+                finally:
+                    heard.set()
                 if failed:
                     group.create_task(self._fall_over(failed))
 
-    async def _read_batch(self, batch: Sequence[_Wanted]) -> list[_Wanted]:
-        """One stream. Returns the blocks that did not come, each with its reason."""
+    async def _read_a_late_batch_elsewhere(self, batch: Sequence[_Wanted], heard: asyncio.Event, late_after: Nanos) -> None:
+        """From the next replicas too, unless something is heard of it in time: whichever comes first is taken, block by block."""
+        try:
+            async with asyncio.timeout(to_seconds(late_after)):
+                await heard.wait()
+        except TimeoutError:
+            open_blocks = [block for block in batch if not block.race.settled]
+            if open_blocks and self._nodes.router.hedges.take():
+                metrics.second_requests.labels(Asked.READ.value).inc()
+                self.hedged = True
+                await self._fall_over([block.twin() for block in open_blocks])
+
+    async def _read_batch(self, batch: Sequence[_Wanted], heard: asyncio.Event) -> list[_Wanted]:
+        """One stream. Returns the blocks that did not come, each with its reason. `heard` is set by the first that does."""
         held = batch[0].copy.held
         for block in batch:
             block.asked.add(held.node_id)
@@ -95,12 +133,16 @@ class PrefixRead:
         await self._budget.take(size)
         slots = [PayloadSlot(self._lease.chain[block.index].hash, _fresh_memory(block.copy.payload_bytes)) for block in batch]
         open_items = set(range(len(batch)))
+        asked_at = self._clock.now()
         stream_reason = ReadOutcome.MALFORMED.value
         try:
             async with aclosing(self._nodes.read(held.node_id, held.lease_id, held.ticket, self._lease.key_space, slots)) as payloads:
                 async for payload in payloads:
                     block, bytes_read = batch[payload.item], slots[payload.item].into
                     open_items.discard(payload.item)
+                    if not heard.is_set():
+                        heard.set()
+                        self._nodes.router.hedges.answered(held.node_id, Asked.READ, Nanos(self._clock.now() - asked_at))
                     if payload.outcome is not ReadOutcome.OK:
                         block.reason = payload.outcome
                         failed.append(block)
@@ -108,9 +150,8 @@ class PrefixRead:
                         block.reason = "bad_checksum"
                         failed.append(block)
                         self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
-                    else:
+                    elif self._arrive(block, ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok")):
                         size -= len(bytes_read)
-                        self._arrive(ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok"))
         except LarderError as error:
             stream_reason = reason_of(error)
         finally:
@@ -145,8 +186,8 @@ class PrefixRead:
                 good, payload = await self._take_mapped(found, copy.checksum)
                 lasts = held.lasts(self._clock.now())
                 if good and lasts:
-                    size -= len(found)
-                    self._arrive(ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", still_good))
+                    if self._arrive(block, ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", still_good)):
+                        size -= len(found)
                     continue
                 failed.append(block)
                 block.reason = "bad_checksum" if lasts else ReadOutcome.NOT_LEASED.value
@@ -174,7 +215,8 @@ class PrefixRead:
         return held.lasts(self._clock.now())
 
     async def _fall_over(self, failed: Sequence[_Wanted]) -> None:
-        """Each to the next replica of its stripe, or to a miss when there is none."""
+        """Each to the next replica of its stripe, or to a miss when there is none. Those that came another way meanwhile are done."""
+        failed = [block for block in failed if not block.race.settled]
         router = self._nodes.refresh()
         by_node: dict[NodeId, list[_Wanted]] = {}
         for block in failed:
@@ -186,7 +228,7 @@ class PrefixRead:
             else:
                 node_id = router.next_reader(self._lease.chain[block.index].stripe, asked=block.asked)
             if node_id is None:
-                self._arrive(ReadBlock(block.index, None, None, None, block.reason))
+                self._arrive(block, ReadBlock(block.index, None, None, None, block.reason))
                 continue
             metrics.replica_failovers.labels(block.reason).inc()
             by_node.setdefault(node_id, []).append(block)
@@ -233,12 +275,19 @@ class PrefixRead:
             if missing:
                 group.create_task(self._fall_over(_all_failed(missing, "not_found")))
 
-    def _arrive(self, block: ReadBlock) -> None:
+    def _arrive(self, wanted: _Wanted, block: ReadBlock) -> bool:
+        """One way of reading it has ended; True when the block goes to the consumer with that, and its bytes are the consumer's."""
+        race = wanted.race
+        race.paths -= 1
+        if race.settled or (block.payload is None and race.paths):
+            return False
+        race.settled = True
         if block.payload is not None:
             _hits.inc()
         else:
             metrics.read_outcomes.labels("miss", block.reason).inc()
         self.arrived.put_nowait(block)
+        return True
 
 
 def _fresh_memory(size: int) -> memoryview:

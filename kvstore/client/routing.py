@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 
 from kvstore.client.circuit import Circuit
 from kvstore.client.config import ClientConfig
+from kvstore.client.hedging import Hedges
 from kvstore.core.placement import place
 from kvstore.core.view import PLACED_STATES, Member, MemberState, View
 from kvstore.ids import Epoch, NodeId, StripeId
@@ -30,6 +31,7 @@ class Router:
     def __init__(self, *, replicas: int, config: ClientConfig) -> None:
         assert replicas >= 1, replicas
         self.replicas = replicas
+        self.hedges = Hedges(config.hedge)
         self._config = config
         self._view = View(Epoch(-1))
         self._stores: dict[NodeId, Member] = {}
@@ -60,11 +62,15 @@ class Router:
         named = {member.node_id for member in view.members}
         until = Nanos(now + self._config.previous_views)
         self._vanished = {node_id: self._vanished.get(node_id, until) for node_id in self._stores if node_id not in named}
+        for node_id in self._stores.keys() & named - {member.node_id for member in view.stores if member.state in READABLE_STATES}:
+            self.hedges.forget(node_id)
         forgotten = [self._stores[node_id] for node_id, until in self._vanished.items() if now < until]
         readable = [member for member in view.stores if member.state in READABLE_STATES]
         self._stores = {member.node_id: member for member in (*forgotten, *readable)}
         self._circuits = {node_id: self._circuits[node_id] for node_id in self._stores.keys() & self._circuits.keys()}
         for node_id, member in self._stores.items():
+            if self.circuit(node_id).boot_id != member.boot_id:
+                self.hedges.forget(node_id)
             self.circuit(node_id).seen(member.boot_id)
         return True
 

@@ -81,7 +81,7 @@ class StoreClient:
             present = await self._nodes.call(node_id, lambda stub: stub.probe_prefix(key_space, blocks, timeout=self._config.rpc_timeout))
             return [here or None for here in present]
 
-        return (await find_prefix(chain, self._nodes.refresh(), ask)).run_length
+        return (await find_prefix(chain, self._nodes.refresh(), ask, spawn=self._nodes.spawn, clock=self._clock)).run_length
 
     async def acquire_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None) -> PrefixLease:
         """Lease the longest run of leading blocks that the store holds, and nothing beyond it.
@@ -90,6 +90,7 @@ class StoreClient:
         it when this process dies. A node that does not answer costs one `rpc_timeout`, then its replicas are asked instead.
         """
         held_here: list[HeldLease] = []
+        over = False
 
         async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> Sequence[LeasedCopy | None]:
             asked_at = self._clock.now()
@@ -100,6 +101,9 @@ class StoreClient:
             if not acquired.lease_id:
                 return [None] * len(blocks)
             held = self._keeper.hold(node_id, acquired.lease_id, key_space, ttl=acquired.ttl, asked_at=asked_at, ticket=acquired.ticket)
+            if over:  # it was late, and others gave what it was asked for
+                self._keeper.give_back(held)
+                return [None] * len(blocks)
             held_here.append(held)
             return [
                 LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset) if copy else None
@@ -107,16 +111,19 @@ class StoreClient:
             ]
 
         def give_all_back(_: object) -> None:
+            nonlocal over
+            over = True
             for held in held_here:
                 self._keeper.give_back(held)
 
-        searching = self._nodes.spawn(find_prefix(chain, self._nodes.refresh(), ask))
+        searching = self._nodes.spawn(find_prefix(chain, self._nodes.refresh(), ask, spawn=self._nodes.spawn, clock=self._clock))
         try:
             # A caller that goes away must not cut off an answer that carries a lease: nobody could give it back.
             search = await asyncio.shield(searching)
         except BaseException:
             searching.add_done_callback(give_all_back)
             raise
+        over = True
         run = search.run_length
         copies = tuple(copy for copy in search.found[:run] if copy is not None)
         self._give_back_surplus(held_here, copies, zip(chain[run:], search.found[run:], strict=True))
@@ -145,10 +152,12 @@ class StoreClient:
             for _ in wanted:
                 block = await reading.arrived.get()
                 if block is None:
+                    await task
                     break
                 reading.taken(block)
                 yield block
-            await task
+            if not reading.hedged:
+                await task  # the end of its streams; one that was overtaken has none that is worth waiting for
             metrics.read_seconds.observe(time.perf_counter() - started)
         finally:
             task.cancel()

@@ -30,8 +30,6 @@ from kvstore.client import Acknowledge, ClientConfig, StoreClient
 from kvstore.core.view import MemberState, View
 from kvstore.units import seconds
 
-FIRST_STORES = 4
-MOST_STORES = 5
 LIVE_CHAINS = 48
 _LEAKS_WITHIN_S = 60.0
 _GONE = (MemberState.LEFT, MemberState.DEAD)
@@ -39,11 +37,11 @@ _CLIENT = ClientConfig(put_timeout=seconds(10), read_timeout=seconds(8), lease_t
 _CLIENTS = (_CLIENT, ClientConfig(put_timeout=seconds(10), read_timeout=seconds(8), lease_ttl=seconds(5)))
 
 
-async def run(tally: Tally, folder: Path, *, minutes: float, kinds: tuple[str, ...], tell: Callable[[str], None]) -> None:
+async def run(tally: Tally, folder: Path, *, minutes: float, stores: int, kinds: tuple[str, ...], tell: Callable[[str], None]) -> None:
     """Faults start until `minutes` are over, or with `kinds` one of each; then everything is looked at."""
     shared_before = _shared_memory()
     started = time.monotonic()
-    cluster = Cluster(folder, first=FIRST_STORES, most=MOST_STORES)
+    cluster = Cluster(folder, first=stores, most=stores + 1)
     try:
         await cluster.open()
         ledger = Ledger(seed=tally.seed, most=LIVE_CHAINS)
@@ -173,6 +171,7 @@ def _shared_memory() -> set[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--stores", type=int, default=4, help="at the start; one more may join")
     parser.add_argument("--seed", type=int, default=20260101)
     parser.add_argument("--kinds", default="", help="instead of minutes: these faults, one after another, by commas")
     options = parser.parse_args()
@@ -186,7 +185,7 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="larder-chaos-") as folder:
         kinds = tuple(filter(None, options.kinds.split(",")))
-        asyncio.run(run(tally, Path(folder), minutes=options.minutes, kinds=kinds, tell=tell))
+        asyncio.run(run(tally, Path(folder), minutes=options.minutes, stores=options.stores, kinds=kinds, tell=tell))
     for complaint in tally.complaints:
         print(complaint)
     print(f"{tally.puts} puts, {tally.acknowledged} blocks acknowledged, {tally.blocks_read} read; {tally.unjudged_reads} reads not judged")

@@ -25,7 +25,7 @@ TESTS = Path(__file__).parents[1]
 
 @pytest.mark.timeout(300)
 def test_a_killed_and_a_silenced_store_cost_no_read_no_byte_and_no_acknowledged_block(seed: int) -> None:
-    command = [sys.executable, "-m", "chaos.run", "--seed", str(seed), "--kinds", "kill,silence_inward"]
+    command = [sys.executable, "-m", "chaos.run", "--seed", str(seed), "--stores", "3", "--kinds", "kill,silence_inward"]
     path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH", ""))))
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=os.environ | {"PYTHONPATH": path})
     record = json.loads(done.stdout.strip().splitlines()[-1])
