@@ -252,6 +252,19 @@ def top(
     _run(follow())
 
 
+@app.command()
+def events(redis: RedisOption = None, as_json: JsonOption = False) -> None:
+    """Blocks that come to the store nodes and go, as it happens, a line each (with --json an object each). Ctrl-C ends it."""
+    access = _access(redis, None, None)
+
+    async def follow() -> None:
+        async with contextlib.aclosing(upkeep.events(access)) as records:
+            async for record in records:
+                print(json.dumps(record) if as_json else upkeep_tables.event_line(record), flush=True)
+
+    _run(follow())
+
+
 @measure_commands.bench.command(measure_commands.DEFAULT_BENCH)
 def bench(
     ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed|acquire ...", help="What to measure; acquire: the lease alone.")],

@@ -10,6 +10,7 @@ from contextlib import aclosing
 from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, reachable, read_view
+from kvstore.core.picture import BlockEvent, BlockEventKind, Picture
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import InvalidRequest, LarderError, NotFound
 from kvstore.ids import NodeId
@@ -106,6 +107,54 @@ async def samples(access: ClusterAccess, *, every_s: float) -> AsyncGenerator[Re
             yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes)}
         before, at = reports, now
         await asyncio.sleep(every_s)
+
+
+async def events(access: ClusterAccess) -> AsyncGenerator[Record, None]:
+    """Every store's blocks as they come and go, from now on. Each record says how many blocks its node has, and whether that is exact.
+
+    Ends when every store of the present view is gone; one whose stream breaks says so.
+    """
+    arrived: asyncio.Queue[Record | None] = asyncio.Queue(maxsize=1000)  # a slow terminal slows the streams, and they tell their gaps
+
+    async def follow(member: Member, channel: Any) -> None:
+        picture = Picture()
+        try:
+            async for event in AdminStub(channel).events():
+                picture.see(event)
+                if event.kind is not BlockEventKind.HELD and (picture.exact or event.kind is BlockEventKind.GAP):
+                    await arrived.put(_event_record(event, picture))
+        except LarderError as error:
+            await arrived.put({"node_id": member.node_id, "event": "broken", "reason": str(error), "exact": False})
+
+    async def follow_all(stores: Sequence[Member]) -> None:
+        async with channels() as pool:
+            await asyncio.gather(*(follow(member, pool.get(member.address)) for member in stores))
+        await arrived.put(None)
+
+    following = asyncio.create_task(follow_all(_stores(await read_view(access))))
+    try:
+        while (record := await arrived.get()) is not None:
+            yield record
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+def _event_record(event: BlockEvent, picture: Picture) -> Record:
+    block = (
+        {} if event.block is None or event.key_space is None else {"namespace": event.key_space.namespace, "hash": event.block.hash.hex()}
+    )
+    return {
+        "node_id": event.node_id,
+        "boot_id": event.boot_id.hex(),
+        "epoch": event.epoch,
+        "sequence": event.sequence,
+        "event": event.kind.name.lower(),
+        **block,
+        "reason": event.reason,
+        "blocks": len(picture.blocks),
+        "exact": picture.exact,
+    }
 
 
 def _top_row(member: Member, answer: NodeReport | LarderError, earlier: NodeReport | None, elapsed_s: float) -> Record:

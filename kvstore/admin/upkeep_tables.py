@@ -69,3 +69,10 @@ def top_table(record: Mapping[str, Any]) -> Table:
         rows.append((node["node_id"], state, tiers, node["blocks"], node["leases"], node["connections"], *rates, repair_cell(node)))
     headers = ("node", "state", "tiers", "blocks", "leases", "conns", "stored/s", "evicted/s", "CPU", "repair")
     return table(f"store nodes at epoch {record['epoch']}", headers, rows)
+
+
+def event_line(record: Mapping[str, Any]) -> str:
+    words = [record["node_id"], f"#{record['sequence']}" if "sequence" in record else "", record["event"]]
+    words += [record["hash"][:12], record["namespace"]] if "hash" in record else []
+    words += [record["reason"], f"({record['blocks']} blocks)" if record["exact"] else "(not exact)"]
+    return "  ".join(filter(None, words))

@@ -29,6 +29,7 @@ from kvstore.core.events import (
 from kvstore.core.pins import MAX_PIN_TTL
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import Namespace
+from kvstore.node.event_feed import EventFeed
 from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
@@ -54,7 +55,9 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         make_repair: Callable[[], Repair],
         drain: Callable[[], Awaitable[None]],
         wishes: SavedWishes,
+        feed: EventFeed,
     ) -> None:
+        self._feed = feed
         self._node = node
         self._repairer = repairer
         self._handover = handover
@@ -152,6 +155,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
                 await asyncio.to_thread(self._wishes.save, self._node.state.pins())
             except OSError as error:
                 raise Unavailable(f"it holds now, but could not be saved for the next start: {error.strerror}") from None
+
+    @guarded
+    async def Events(self, request: admin_pb2.EventsRequest, context: Any) -> None:
+        async with aclosing(self._feed.follow(self._node, boot_id=request.boot_id, after=request.after)) as events:
+            async for event in events:
+                await context.write(event)
 
     @guarded
     async def Verify(self, request: admin_pb2.VerifyRequest, context: Any) -> None:

@@ -25,6 +25,7 @@ from kvstore.node.admin_servicer import AdminServicer
 from kvstore.node.anti_entropy import AntiEntropy
 from kvstore.node.config import NodeConfig, ShmAccess
 from kvstore.node.data_doors import DataDoors
+from kvstore.node.event_feed import EventFeed
 from kvstore.node.handover import Handover
 from kvstore.node.inventory import Inventory
 from kvstore.node.metrics import NodeMetrics
@@ -108,6 +109,7 @@ class NodeServer:
             store_config = dataclasses.replace(store_config, quotas=self._wishes.over(store_config.quotas))
             self._state = StoreState(store_config, boot_id=self.boot_id, day_offset=day_offset)
             self._inventory = Inventory(self._state)
+            self._feed = EventFeed(self._state, node_id=config.node_id, boot_id=self.boot_id, epoch=lambda: self._views.view.epoch)
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:
             self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
@@ -180,6 +182,7 @@ class NodeServer:
             make_repair=self._make_repair,
             drain=self._drain,
             wishes=self._wishes,
+            feed=self._feed,
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         await self._server.start()
@@ -240,6 +243,7 @@ class NodeServer:
     def _note(self, note: Note) -> None:
         self._metrics.note(note)
         self._inventory.note(note)
+        self._feed.note(note)
 
     async def _drain(self) -> None:
         if self._own is None:

@@ -15,8 +15,9 @@ import grpc.aio
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.extent import Tier
-from kvstore.ids import BlockRef, KeySpace
-from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_refs_to_proto, key_space_to_proto
+from kvstore.core.picture import BlockEvent, BlockEventKind
+from kvstore.ids import BlockRef, BootId, Epoch, KeySpace, NodeId
+from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_ref_from_proto, block_refs_to_proto, key_space_from_proto, key_space_to_proto
 from kvstore.rpc.errors import error_of
 from kvstore.units import Nanos, milliseconds, to_seconds
 
@@ -228,6 +229,22 @@ class AdminStub:
     async def _quota(self, request: admin_pb2.QuotaRequest, *, timeout: Nanos) -> QuotaReport:
         answer = await _answer(self._stub.Quota(request, timeout=to_seconds(timeout)))
         return QuotaReport(answer.used_bytes, answer.limit_bytes if answer.HasField("limit_bytes") else None, answer.lasts)
+
+    async def events(self, *, boot_id: bytes = b"", after: int = 0) -> AsyncGenerator[BlockEvent, None]:
+        """What the node holds and every change, without end and without a deadline: until it is closed or the node is gone. `boot_id`,
+        `after`: of the last event seen; without them it begins with a snapshot."""
+        async for message in _messages(self._stub.Events(admin_pb2.EventsRequest(boot_id=boot_id, after=after))):
+            named = message.HasField("block")
+            yield BlockEvent(
+                kind=BlockEventKind(message.kind),
+                node_id=NodeId(message.node_id),
+                boot_id=BootId(message.boot_id),
+                epoch=Epoch(message.epoch),
+                sequence=message.sequence,
+                key_space=key_space_from_proto(message.key_space) if named else None,
+                block=block_ref_from_proto(message.block) if named else None,
+                reason=message.reason,
+            )
 
     async def verify(self, *, timeout: Nanos) -> AsyncGenerator[VerifyProgress, None]:
         """Progress as it comes; the last one is the result."""

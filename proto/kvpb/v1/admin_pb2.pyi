@@ -1,11 +1,27 @@
 from kvpb.v1 import store_pb2 as _store_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class BlockEventKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BLOCK_EVENT_UNSPECIFIED: _ClassVar[BlockEventKind]
+    BLOCK_EVENT_HELD: _ClassVar[BlockEventKind]
+    BLOCK_EVENT_SNAPSHOT: _ClassVar[BlockEventKind]
+    BLOCK_EVENT_STORED: _ClassVar[BlockEventKind]
+    BLOCK_EVENT_EVICTED: _ClassVar[BlockEventKind]
+    BLOCK_EVENT_GAP: _ClassVar[BlockEventKind]
+BLOCK_EVENT_UNSPECIFIED: BlockEventKind
+BLOCK_EVENT_HELD: BlockEventKind
+BLOCK_EVENT_SNAPSHOT: BlockEventKind
+BLOCK_EVENT_STORED: BlockEventKind
+BLOCK_EVENT_EVICTED: BlockEventKind
+BLOCK_EVENT_GAP: BlockEventKind
 
 class PinRequest(_message.Message):
     __slots__ = ("key_space", "hashes", "hard", "ttl_ms")
@@ -64,6 +80,34 @@ class QuotaResponse(_message.Message):
     limit_bytes: int
     lasts: bool
     def __init__(self, used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., lasts: _Optional[bool] = ...) -> None: ...
+
+class EventsRequest(_message.Message):
+    __slots__ = ("boot_id", "after")
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    boot_id: bytes
+    after: int
+    def __init__(self, boot_id: _Optional[bytes] = ..., after: _Optional[int] = ...) -> None: ...
+
+class BlockEvent(_message.Message):
+    __slots__ = ("kind", "node_id", "boot_id", "epoch", "sequence", "key_space", "block", "reason")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NODE_ID_FIELD_NUMBER: _ClassVar[int]
+    BOOT_ID_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    kind: BlockEventKind
+    node_id: str
+    boot_id: bytes
+    epoch: int
+    sequence: int
+    key_space: _store_pb2.KeySpace
+    block: _store_pb2.BlockRef
+    reason: str
+    def __init__(self, kind: _Optional[_Union[BlockEventKind, str]] = ..., node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., sequence: _Optional[int] = ..., key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., block: _Optional[_Union[_store_pb2.BlockRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DrainStoreRequest(_message.Message):
     __slots__ = ()

@@ -85,6 +85,11 @@ class AdminServiceStub:
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_stream(
+                '/kvpb.v1.AdminService/Events',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.BlockEvent.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
@@ -159,6 +164,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """What comes to this node and goes from it, without end. A follower's picture is exact from SNAPSHOT on, until a GAP.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -211,6 +223,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Rebalance,
                     request_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
+            ),
+            'Events': grpc.unary_stream_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.EventsRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.BlockEvent.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -484,6 +501,33 @@ class AdminService:
             '/kvpb.v1.AdminService/Rebalance',
             kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
             kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Events',
+            kvpb_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.BlockEvent.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,51 @@
+from kvstore.core.events import NoteKind
+from kvstore.core.journal import Journal
+from kvstore.core.picture import BlockEvent, BlockEventKind, Picture
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LayoutFingerprint, Namespace, NodeId, StripeId
+
+SPACE = KeySpace(Namespace("n"), LayoutFingerprint(bytes(32)))
+BLOCK = BlockRef(BlockHash(bytes(32)), BlockHash(bytes(32)), StripeId(bytes(32)), 0)
+
+
+def test_a_journal_gives_what_came_after_and_says_when_it_has_forgotten_some() -> None:
+    journal = Journal(most=4)
+    assert journal.after(0, most=10) == []
+    for _ in range(6):
+        journal.add(NoteKind.STORED, "", SPACE, BLOCK)
+    assert journal.after(1, most=10) is None
+    assert [entry.sequence for entry in journal.after(2, most=10) or ()] == [3, 4, 5, 6]
+    assert [entry.sequence for entry in journal.after(3, most=2) or ()] == [4, 5]
+    assert journal.after(6, most=10) == []
+    assert journal.after(7, most=10) is None
+
+
+def event(kind: BlockEventKind, sequence: int, *, boot: int = 1) -> BlockEvent:
+    named = kind in (BlockEventKind.HELD, BlockEventKind.STORED, BlockEventKind.EVICTED)
+    return BlockEvent(
+        kind=kind,
+        node_id=NodeId("s1"),
+        boot_id=BootId(bytes([boot] * 16)),
+        epoch=Epoch(1),
+        sequence=sequence,
+        key_space=SPACE if named else None,
+        block=BLOCK if named else None,
+    )
+
+
+def test_a_picture_is_exact_from_the_snapshot_on_until_something_was_missed() -> None:
+    picture = Picture()
+    for kind, sequence in ((BlockEventKind.HELD, 3), (BlockEventKind.EVICTED, 4)):
+        picture.see(event(kind, sequence))
+        assert not picture.exact
+    picture.see(event(BlockEventKind.SNAPSHOT, 4))
+    assert (picture.exact, picture.blocks) == (True, set())
+    picture.see(event(BlockEventKind.STORED, 5))
+    assert (picture.exact, picture.blocks) == (True, {(SPACE, BLOCK.hash)})
+    picture.see(event(BlockEventKind.STORED, 7))
+    assert not picture.exact
+    picture.see(event(BlockEventKind.SNAPSHOT, 7))
+    picture.see(event(BlockEventKind.STORED, 1, boot=2))
+    assert not picture.exact
+    picture.see(event(BlockEventKind.SNAPSHOT, 1, boot=2))
+    picture.see(event(BlockEventKind.GAP, 1, boot=2))
+    assert (picture.exact, picture.blocks) == (False, set())
