@@ -19,6 +19,8 @@ GIB = 1 << 30
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|[KMGT]i?B?)?", re.IGNORECASE)
 _SIZE_FACTOR = {"": 1, "B": 1, "K": KIB, "M": MIB, "G": GIB, "T": 1 << 40}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ns|us|ms|s|min|h)?")
+_LARGEST = 1 << 63
+"""Above what any size or duration of ours may be: a message field has 64 bits."""
 _DURATION_FACTOR = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 
 
@@ -43,7 +45,10 @@ def parse_size(text: str | int) -> Bytes:
     match = _SIZE.fullmatch(str(text).strip())
     if match is None:
         raise ConfigError(f"{text!r} is not a size; write for example 512MiB, 2GiB or a number of bytes")
-    return Bytes(int(float(match[1]) * _SIZE_FACTOR[(match[2] or "")[:1].upper()]))
+    size = float(match[1]) * _SIZE_FACTOR[(match[2] or "")[:1].upper()]
+    if size >= _LARGEST:
+        raise ConfigError(f"{match[0]:.40} is too large for a size")
+    return Bytes(int(size))
 
 
 def parse_duration(text: str | float) -> Nanos:
@@ -51,4 +56,7 @@ def parse_duration(text: str | float) -> Nanos:
     match = _DURATION.fullmatch(str(text).strip())
     if match is None:
         raise ConfigError(f"{text!r} is not a duration; write for example 30s, 250ms or a number of seconds")
-    return Nanos(round(float(match[1]) * _DURATION_FACTOR[match[2] or "s"]))
+    duration = float(match[1]) * _DURATION_FACTOR[match[2] or "s"]
+    if duration >= _LARGEST:
+        raise ConfigError(f"{match[0]:.40} is too large for a duration")
+    return Nanos(round(duration))

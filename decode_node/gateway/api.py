@@ -7,6 +7,7 @@ believes a misspelt option to be in force.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,6 +22,7 @@ MAX_STOPS = 4
 MAX_STOP_TOKENS = 64
 MAX_STOP_CHARACTERS = 1_000
 MAX_SEED_MAGNITUDE = 1 << 63
+_TOKEN_ID = re.compile(r"[0-9]{1,20}")
 
 _COMMON_NO_OPS: dict[str, tuple[Any, ...]] = {
     "service_tier": ("auto", "default"),
@@ -99,7 +101,7 @@ class GenerationRequest(_Request):
         """JSON has strings for keys; the ids stand in them."""
         if value is None:
             return None
-        if not isinstance(value, dict) or not all(isinstance(key, str) and key.isascii() and key.isdecimal() for key in value):
+        if not isinstance(value, dict) or not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
             raise ValueError("must be an object of token ids and numbers")
         if len(value) > MAX_LOGIT_BIASES:
             raise ValueError(f"at most {MAX_LOGIT_BIASES} tokens, these are {len(value)}")

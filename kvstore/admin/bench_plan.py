@@ -48,6 +48,10 @@ class Measurement:
             raise ConfigError(f"{self.transport!r} is no transport; there are {', '.join(ROUTES)}")
         if min(self.size_bytes, self.batch, self.clients, self.replicas) < 1 or self.seconds <= 0:
             raise ConfigError("sizes, batch, clients, replicas and seconds must be above 0")
+        if self.batch * self.size_bytes > NODE_CAPACITY:
+            raise ConfigError(
+                f"a batch of {self.batch} blocks of {self.size_bytes} bytes is more than a node holds here ({NODE_CAPACITY // MIB} MiB)"
+            )
 
     @property
     def sets(self) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.admin.upkeep import repair_summary
 from kvstore.core.placement import place
 from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
-from kvstore.errors import LarderError
+from kvstore.errors import InvalidRequest, LarderError
 from kvstore.ids import NodeId
 from kvstore.rpc.admin_stub import AdminStub, Evicted, RepairProgress, VerifyProgress
 from kvstore.rpc.load_stub import decode_load, prefill_load
@@ -134,9 +134,20 @@ async def set_quota(access: ClusterAccess, namespace: str, limit: int | None) ->
     return await _each_store(access, lambda stub: stub.set_quota(namespace, limit, timeout=seconds(5)))
 
 
+def refused_by_all(answers: Sequence[object]) -> InvalidRequest | None:
+    """What every node refuses in the same words is wrong with the request, and is to be said once."""
+    first = next(iter(answers), None)
+    if isinstance(first, InvalidRequest) and all(isinstance(answer, InvalidRequest) and str(answer) == str(first) for answer in answers):
+        return first
+    return None
+
+
 async def _each_store(access: ClusterAccess, call: Callable[[AdminStub], Awaitable[Any]]) -> Record:
-    """A record a store node, of the dataclass or the record that the call gives, or with its error."""
+    """A record a store node, of the dataclass or the record that the call gives, or with its error. Raises what all of them refuse."""
     answers = await ask_each(_alive(await read_view(access), Role.STORE), lambda _, channel: call(AdminStub(channel)))
+    refusal = refused_by_all([answer for _, answer in answers])
+    if refusal is not None:
+        raise refusal
     return {
         "nodes": [
             {"node_id": member.node_id, "error": str(answer)}
@@ -169,6 +180,9 @@ async def repair(access: ClusterAccess, on_progress: Progress) -> Record:
 
 async def _evict(access: ClusterAccess, call: Callable[[Any], Awaitable[Evicted]]) -> Record:
     answers = await ask_each(_alive(await read_view(access), Role.STORE), lambda _, channel: call(channel))
+    refusal = refused_by_all([answer for _, answer in answers])
+    if refusal is not None:
+        raise refusal
     return {
         "nodes": [
             {"node_id": member.node_id, "error": str(answer)}

@@ -507,16 +507,21 @@ def _tell(text: str) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for each thing that is counted."""
-    with Progress(console=_err) as bars:
-        tasks: dict[str, TaskID] = {}
+    """A bar on stderr for each thing that is counted; where nothing is, not even an empty line before the error."""
+    bars = Progress(console=_err)
+    tasks: dict[str, TaskID] = {}
 
-        def advance(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)
+    def advance(what: str, done: int, total: int) -> None:
+        if what not in tasks:
+            tasks[what] = bars.add_task(what, total=total)
+            bars.start()
+        bars.update(tasks[what], completed=done)
 
+    try:
         yield advance
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def _text(argument: str) -> str:

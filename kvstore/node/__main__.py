@@ -38,7 +38,7 @@ async def _stop(server: NodeServer, registry: RedisRegistry) -> None:
     joined = registry.member is not None
     if joined:
         with contextlib.suppress(LarderError):
-            await registry.drain()  # a StaleView when it drains already
+            await registry.drain()
     await server.stop()
     if joined:
         with contextlib.suppress(LarderError):

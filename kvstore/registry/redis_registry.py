@@ -131,8 +131,9 @@ class RedisRegistry:
         await self._change(MemberEvent.SERVES)
 
     async def drain(self) -> None:
-        """ACTIVE -> DRAINING: gives what it has, takes nothing new. Raises RegistryAway, StaleView."""
-        await self._change(MemberEvent.DRAINS)
+        """ACTIVE -> DRAINING: gives what it has, takes nothing new. A second time changes nothing. Raises RegistryAway, StaleView."""
+        if self._member is None or self._member.state is not MemberState.DRAINING:
+            await self._change(MemberEvent.DRAINS)
 
     async def take_over(self, takeover: float) -> None:
         """The next step of a newcomer: it owns this much of the stripes that fall to it. Raises RegistryAway, StaleView."""

@@ -41,6 +41,10 @@ class GpuArena:
             raise ConfigError(f"gpu_capacity: {capacity} bytes are not to be had on {device}: {_first_line(error)}") from error
         self.capacity = capacity
         self._of_thread = threading.local()
+        try:
+            self.read_into(0, 0, memoryview(bytearray(1)))  # some devices of torch ("meta") have no bytes to give back
+        except (RuntimeError, TierFailure) as error:
+            raise ConfigError(f"gpu_device {device!r} cannot be used: {_first_line(error)}") from error
 
     def write(self, place: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
         for part in parts:

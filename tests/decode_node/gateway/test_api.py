@@ -57,6 +57,11 @@ def test_options_at_their_defaults_are_accepted() -> None:
     )  # fmt: skip
 
 
+def test_a_token_id_of_too_many_digits_is_refused_in_our_own_words() -> None:
+    with pytest.raises(HttpFailure, match="must be an object of token ids"):
+        completion(logit_bias={"9" * 5000: 1})
+
+
 def test_tools_are_refused() -> None:
     with pytest.raises(HttpFailure, match=r"tools=.*not supported"):
         chat(tools=[{"type": "function", "function": {"name": "f"}}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -53,6 +54,11 @@ def test_a_working_set_fits_into_the_store() -> None:
             op="get", size_bytes=size, batch=1, clients=4, transport="tcp", replicas=1, seconds=1, in_place=False, verify=True
         )
         assert measurement.stored_bytes <= max(128 << 20, 4 * size)
+
+
+def test_a_batch_that_no_node_could_hold_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="a batch of 4 blocks of 10737418240 bytes is more than"):
+        dataclasses.replace(MEASUREMENT, size_bytes=10 << 30)
 
 
 def test_what_is_unknown_is_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from kvstore.admin import kvctl
+from kvstore.errors import NotFound
 
 
 def test_a_command_to_copy_stays_on_one_line_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,3 +21,14 @@ def test_a_command_to_copy_stays_on_one_line_in_a_narrow_terminal(monkeypatch: p
     lines = kvctl._how_to_use(record)
     kvctl._show(record, False, *lines)
     assert terminal.getvalue().splitlines() == lines
+
+
+def test_an_error_before_any_progress_is_not_led_by_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(kvctl, "_err", Console(file=terminal, width=80))
+    with pytest.raises(NotFound), kvctl._progress():
+        raise NotFound("no member")
+    assert terminal.getvalue() == ""
+    with kvctl._progress() as advance:
+        advance("s1 drains", 1, 2)
+    assert "s1 drains" in terminal.getvalue()

@@ -308,6 +308,7 @@ def test_a_record_this_version_does_not_understand_is_left_out(run, redis_server
             await one._link._redis.commands.hset("{larder:larder}:states", "odder", "what")
             await one._link.sweep()
             await one.drain()
+            await one.drain()  # an operator may ask twice
             await until(one, lambda: states(one) == {"s1": "draining"})
 
     run(test())

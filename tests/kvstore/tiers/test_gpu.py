@@ -35,3 +35,8 @@ def test_more_than_the_device_has_is_refused_before_it_is_asked_for() -> None:
 def test_a_device_that_torch_does_not_know_is_refused() -> None:
     with pytest.raises(ConfigError, match="gpu_device 'abacus:0' cannot be used"):
         GpuArena("abacus:0", Bytes(4 * KIB))
+
+
+def test_a_device_that_keeps_no_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gpu_device 'meta' cannot be used"):
+        GpuArena("meta", Bytes(4 * KIB))
