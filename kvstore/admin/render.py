@@ -100,6 +100,8 @@ def status_tables(record: Mapping[str, Any]) -> list[Table]:
             stores.append((node["node_id"], node["state"], node["error"], "", "", "", "", ""))
             continue
         tiers = ", ".join(f"{tier['tier']} {size_text(tier['used_bytes'])}/{size_text(tier['capacity_bytes'])}" for tier in node["tiers"])
+        if (staging := node["staging"]) is not None:
+            tiers += f" (staging {size_text(staging['used_bytes'])}/{size_text(staging['capacity_bytes'])})"
         stores.append(
             (
                 node["node_id"],

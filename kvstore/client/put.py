@@ -151,7 +151,7 @@ class _NodePut:
                 if status.is_stored:
                     block.durable += status is CommitStatus.DURABLE
                     self._hold(block, open_blocks, existed=False)
-                elif commits[block] < _COMMITS_WORTH_A_RETRY:
+                elif status is not CommitStatus.NO_ROOM and commits[block] < _COMMITS_WORTH_A_RETRY:
                     again.append(block)
                 else:
                     self._fail(block, status.name.lower(), open_blocks)

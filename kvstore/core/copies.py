@@ -13,7 +13,7 @@ class CopyState(IntEnum):
     RESERVED = auto()
     """Has room; a writer may be filling it."""
     VERIFYING = auto()
-    """Commit asked for; the bytes are being compared with the announced checksum."""
+    """Commit asked for; the bytes are being compared with the announced checksum and, without a host tier, copied to another."""
     WRITING = auto()
     """Being filled from another tier of this node."""
     READABLE = auto()
@@ -27,6 +27,8 @@ class CopyState(IntEnum):
 class CopyEvent(IntEnum):
     COMMIT_ASKED = auto()
     VERIFIED = auto()
+    PLACED = auto()
+    """Another tier has the bytes: the copy was staging alone."""
     REFUSED = auto()
     """Expired, incomplete, bad checksum, or deleted before it was ready."""
     FILLED = auto()
@@ -40,6 +42,7 @@ TRANSITIONS: dict[tuple[CopyState, CopyEvent], CopyState] = {
     (CopyState.RESERVED, CopyEvent.COMMIT_ASKED): CopyState.VERIFYING,
     (CopyState.RESERVED, CopyEvent.REFUSED): CopyState.FREE,
     (CopyState.VERIFYING, CopyEvent.VERIFIED): CopyState.READABLE,
+    (CopyState.VERIFYING, CopyEvent.PLACED): CopyState.FREE,
     (CopyState.VERIFYING, CopyEvent.REFUSED): CopyState.FREE,
     (CopyState.WRITING, CopyEvent.FILLED): CopyState.READABLE,
     (CopyState.WRITING, CopyEvent.FILL_FAILED): CopyState.FREE,

@@ -45,7 +45,9 @@ class CommitStatus(IntEnum):
     BAD_CHECKSUM = 3
     INCOMPLETE = 4
     DURABLE = 5
-    """STORED, and on the SSD: a crash does not lose it. Given with write_through alone."""
+    """STORED, and on the SSD: a crash does not lose it. Given with write_through, and by a node without a host tier."""
+    NO_ROOM = 6
+    """No tier took it in time. Of a node without a host tier alone: the others have given the room with the reservation."""
 
     @property
     def is_stored(self) -> bool:
@@ -65,7 +67,7 @@ class ReserveGrant(NamedTuple):
     write_token: WriteToken = WriteToken(0)
     """0 unless GRANTED."""
     extent: Extent | None = None
-    """Where the bytes go; None unless GRANTED. Always on the host tier (later maybe GPU): writable memory."""
+    """Where the bytes go; None unless GRANTED. Always memory of the host: the host tier, or staging on a node without one."""
 
 
 class CommitItem(NamedTuple):
@@ -529,6 +531,8 @@ class AnswerList:
 
 
 class CopyReason(StrEnum):
+    PLACE = "place"
+    """Out of staging, to where the block will be listed."""
     DEMOTE = "demote"
     PROMOTE = "promote"
     RELOCATE = "relocate"

@@ -9,6 +9,7 @@ from kvstore.core.copies import Copy, CopyEvent, CopyState
 from kvstore.core.events import CopyExtent, CopyOutcome, CopyReason, NoteKind, OperationId
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
+from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import GpuConfig
 
@@ -21,12 +22,15 @@ class _Move:
     entry: Entry
     source: Copy
     target: Copy
+    staged: StagedPut | None = None
+    """The put whose block will be listed."""
 
 
 class GpuTiering:
-    """Promotes a host block that was leased often enough. Room is taken from copies that another tier has too; when there are none, the
-    coldest block that the device has alone is copied back to the host tier, if that costs no block there its last copy, and forgotten if
-    not. All work is started by `pump`, within bounds."""
+    """Promotes a host block (on a node without a host tier: an SSD block) that was leased often enough. Room is taken from copies that
+    another tier has too; when there are none, the coldest block that the device has alone is copied back to the host tier, if that costs
+    no block there its last copy, and forgotten if not. On a node without a host tier and without an SSD puts come here. All work is
+    started by `pump`, within bounds."""
 
     def __init__(self, stock: Stock, config: GpuConfig) -> None:
         self._stock = stock
@@ -40,25 +44,40 @@ class GpuTiering:
             if entry.gpu is None and len(self._wanted) < _MOST_WANTED and self._stock.admission.promotes(entry):
                 self._wanted[entry] = None
 
+    def place(self, staged: StagedPut) -> bool:
+        """Copies a put to the device that has no other tier to go to, by eviction of the coldest if need be. False: not now."""
+        entry = staged.entry
+        if len(self._moves) >= self._config.max_moves:
+            return False
+        extent = self._stock.gpu_room(entry.length, entry.key_space.namespace)
+        if extent is None:
+            return False
+        staged.starts()
+        self._start(entry, staged.source, extent, CopyReason.PLACE, staged)
+        return True
+
     def pump(self) -> None:
         """Starts what may start now."""
         while self._wanted and len(self._moves) < self._config.max_moves:
             entry = next(iter(self._wanted))
-            if self._worth_promoting(entry):
+            source = self._source(entry)
+            if source is not None and self._worth_promoting(entry):
                 extent = self._stock.spare_gpu_room(entry.length)
                 if extent is None:
                     if self._make_room():
                         continue
                     return
-                assert entry.host is not None
-                self._start(entry, entry.host, extent, CopyReason.PROMOTE)
+                self._start(entry, source, extent, CopyReason.PROMOTE)
             del self._wanted[entry]
+
+    def _source(self, entry: Entry) -> Copy | None:
+        copy = entry.host if self._stock.config.has_host else entry.ssd
+        return copy if copy is not None and copy.state is CopyState.READABLE else None
 
     def _worth_promoting(self, entry: Entry) -> bool:
         stock = self._stock
         return (
             entry.listed
-            and entry.readable_host
             and entry.gpu is None
             and entry.move is None
             and entry.length <= stock.gpu_arena.capacity
@@ -74,7 +93,8 @@ class GpuTiering:
                 self._wanted.clear()  # every copy here is leased
             return False
         extent = None
-        if entry.move is None and entry.host is None and not stock.quota.missing(entry.key_space.namespace, entry.length):
+        returns = stock.config.has_host and entry.move is None and entry.host is None
+        if returns and not stock.quota.missing(entry.key_space.namespace, entry.length):
             extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
         if extent is None:
             stock.evict(entry, Tier.GPU, "room")
@@ -83,12 +103,13 @@ class GpuTiering:
         self._start(entry, entry.gpu, extent, CopyReason.DEMOTE)
         return False
 
-    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason) -> None:
+    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason, staged: StagedPut | None = None) -> None:
         stock = self._stock
-        source.hold()
+        if staged is None:
+            source.hold()
         target = stock.take_room(entry.key_space, extent, CopyState.WRITING)
         operation = stock.moves.start(lambda outcome: self._finish(operation, outcome))
-        self._moves[operation] = _Move(entry=entry, source=source, target=target)
+        self._moves[operation] = _Move(entry=entry, source=source, target=target, staged=staged)
         entry.move = operation
         stock.say(CopyExtent(operation=operation, reason=reason, source=source.extent, target=extent, checksum=entry.checksum, header=b""))
 
@@ -98,15 +119,15 @@ class GpuTiering:
         entry.move = None
         doomed = operation in stock.doomed_moves
         stock.doomed_moves.discard(operation)
+        if move.staged is not None:
+            self._finish_staged(move, move.staged, outcome)
+            return
         if outcome is CopyOutcome.OK and not doomed:
             target.on(CopyEvent.FILLED)
             stock.add_copy(entry, target)
             stock.note(NoteKind.PROMOTED if target.tier is Tier.GPU else NoteKind.DEMOTED, "done", entry, target.tier)
         else:
-            target.on(CopyEvent.FILL_FAILED)
-            if outcome is not CopyOutcome.OK:
-                stock.note(NoteKind.COPY_FAILED, outcome, entry, target.tier)
-            stock.give_back(entry.key_space, target)
+            self._undo(move, outcome)
         if outcome is CopyOutcome.SOURCE_CORRUPT:
             stock.quarantine(entry, source, "checksum")
         elif outcome is CopyOutcome.SOURCE_FAILED:
@@ -114,3 +135,17 @@ class GpuTiering:
         elif entry.listed and entry.readable_host and not entry.readable_ssd:
             stock.want_demotion(entry)  # its turn may have come while this move was under way
         stock.unhold(entry, source)
+
+    def _finish_staged(self, move: _Move, staged: StagedPut, outcome: CopyOutcome) -> None:
+        if outcome is CopyOutcome.OK and not staged.doomed:
+            move.target.on(CopyEvent.FILLED)
+            staged.placed(move.target)
+        else:
+            self._undo(move, outcome)
+            staged.failed(outcome)
+
+    def _undo(self, move: _Move, outcome: CopyOutcome) -> None:
+        move.target.on(CopyEvent.FILL_FAILED)
+        if outcome is not CopyOutcome.OK:
+            self._stock.note(NoteKind.COPY_FAILED, outcome, move.entry, move.target.tier)
+        self._stock.give_back(move.entry.key_space, move.target)

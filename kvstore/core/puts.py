@@ -28,6 +28,7 @@ from kvstore.core.extent import MAX_PAYLOAD_BYTES, round_up
 from kvstore.core.index import Entry
 from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
+from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
 from kvstore.ids import BlockHash, KeySpace, RequestId
 from kvstore.units import Nanos
@@ -58,15 +59,23 @@ class _Waiting:
 
 class Puts:
     def __init__(
-        self, stock: Stock, *, room_is_coming: Callable[[], bool], patience: Nanos, durability: Callable[[Entry, Settled], bool] | None
+        self,
+        stock: Stock,
+        *,
+        room_is_coming: Callable[[], bool],
+        patience: Nanos,
+        durability: Callable[[Entry, Settled], bool] | None,
+        staging: Staging | None,
     ) -> None:
         """`room_is_coming`: demotions under way will make host copies spare. A reservation waits for that as long as `patience`, so that a
         burst of puts faster than the disk costs time and not blocks.
-        `durability`: whether the commit of a block shall wait for the disk, and if so a call when it is there, or will not be."""
+        `durability`: whether the commit of a block shall wait for the disk, and if so a call when it is there, or will not be.
+        `staging`: of a node without a host tier."""
         self._stock = stock
         self._room_is_coming = room_is_coming
         self._patience = patience
         self._durability = durability
+        self._staging = staging
         self._waiting: deque[_Waiting] = deque()
         self.stopping = False
 
@@ -119,9 +128,13 @@ class Puts:
             return ReserveGrant(ReserveStatus.PENDING)
         if not 0 <= length <= MAX_PAYLOAD_BYTES or round_up(length) > stock.arena.capacity or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
             return ReserveGrant(ReserveStatus.TOO_LARGE)
+        if self._staging is not None and not self._staging.fits(key_space, length):
+            return ReserveGrant(ReserveStatus.TOO_LARGE)
         if not stock.quota.could_ever_fit(namespace, length):
             return ReserveGrant(ReserveStatus.QUOTA)
         if self.stopping or (spare_only and not stock.has_room_to_spare(length)):
+            return ReserveGrant(ReserveStatus.NO_ROOM)
+        if self._staging is not None and not self._staging.takes(length, now):
             return ReserveGrant(ReserveStatus.NO_ROOM)
         if spare_only and stock.quota.missing(namespace, length):
             return ReserveGrant(ReserveStatus.QUOTA)
@@ -160,9 +173,15 @@ class Puts:
         batch.open += 1
 
         def on_outcome(outcome: VerifyOutcome) -> None:
-            status, entry = self._verified(reservation, item.checksum, outcome)
-            if entry is None or self._durability is None or not self._durability(entry, on_durable):
-                settle(status)
+            entry = self._verified(reservation, item.checksum, outcome)
+            if entry is None:
+                settle(CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM)
+            elif self._staging is not None:
+                self._staging.place(reservation, entry, settle, stock.now)
+            else:
+                self._list(reservation, entry)
+                if self._durability is None or not self._durability(entry, on_durable):
+                    settle(CommitStatus.STORED)
 
         def on_durable(durable: bool) -> None:
             settle(CommitStatus.DURABLE if durable else CommitStatus.STORED)
@@ -175,25 +194,26 @@ class Puts:
         operation = stock.verifications.start(on_outcome)
         stock.say(VerifyExtent(operation=operation, extent=reservation.copy.extent, checksum=item.checksum))
 
-    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> tuple[CommitStatus, Entry | None]:
-        """With what was listed."""
-        stock, copy = self._stock, reservation.copy
+    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> Entry | None:
+        """What may be listed."""
         if reservation.doomed or outcome is not VerifyOutcome.OK:
             self._refuse(reservation)
-            return CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM, None
-        stock.reservations.close(reservation)
-        copy.on(CopyEvent.VERIFIED)
-        entry = Entry(
+            return None
+        return Entry(
             key_space=reservation.key_space,
             block=reservation.block,
-            length=copy.length,
+            length=reservation.copy.length,
             checksum=checksum,
-            expires_at=stock.today + reservation.ttl if reservation.ttl else 0,
         )
+
+    def _list(self, reservation: Reservation, entry: Entry) -> None:
+        stock, copy = self._stock, reservation.copy
+        stock.reservations.close(reservation)
+        copy.on(CopyEvent.VERIFIED)
+        entry.expires_at = stock.today + reservation.ttl if reservation.ttl else 0
         stock.add_copy(entry, copy)
         stock.list_entry(entry)
         stock.note(NoteKind.STORED, "put", entry, copy.tier)
-        return CommitStatus.STORED, entry
 
     def _answer_if_done(self, batch: _CommitBatch) -> None:
         if batch.open == 0:

@@ -49,7 +49,8 @@ class Stock:
         self.day_offset = day_offset
         first = first_identity(boot_id)
         self.index = Index()
-        self.arena = Arena(tier=Tier.HOST, capacity=config.host_capacity)
+        self.arena = Arena(tier=Tier.HOST, capacity=config.arena_capacity)
+        """The host tier; on a node without one staging: reservations alone have room there."""
         self.gpu_arena = Arena(tier=Tier.GPU, capacity=0 if config.gpu is None else config.gpu.capacity)
         self.regions: RegionTable | None = None
         if config.ssd is not None:
@@ -76,9 +77,10 @@ class Stock:
             self._undemoted_cold = queue(Tier.HOST, _is_in_host_alone)
         self._gpu_twins = queue(Tier.GPU, _is_spare_on_gpu)
         self._last_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and entry not in pins)
+        self._soft_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and not pins.is_hard(entry))
         in_host = (self._twins, self._last_host_copies, self._soft_host_copies)
         self._queues = {
-            Tier.GPU: (self._gpu_twins, self._last_gpu_copies),
+            Tier.GPU: (self._gpu_twins, self._last_gpu_copies, self._soft_gpu_copies),
             Tier.HOST: in_host if self._undemoted_cold is None else (*in_host, self._undemoted_cold),
             Tier.SSD: (self._ssd_copies, self._soft_ssd_copies),
         }
@@ -86,7 +88,7 @@ class Stock:
         """Of host copies that are on SSD too: room that costs no block its last copy."""
         self.largest_payload = 0
         """That was ever asked to be put."""
-        self._scan_would_fail = False
+        self._scan_would_fail: set[Tier] = set()
         ids = OperationIds(first=first)
         self.verifications: Operations[VerifyOutcome] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
@@ -284,10 +286,11 @@ class Stock:
         self.copies[extent.tier] += 1
         return copy_at(extent, state)
 
-    def give_back(self, key_space: KeySpace, copy: Copy) -> None:
-        """The copy, FREE now, returns its room."""
+    def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
+        """The copy, FREE now, returns its room. `charged`: its namespace pays for it still."""
         assert copy.state is CopyState.FREE
-        self.quota.refund(key_space.namespace, copy.length)
+        if charged:
+            self.quota.refund(key_space.namespace, copy.length)
         self._shares[copy.tier].charge(key_space.namespace, -copy.length)
         self.copies[copy.tier] -= 1
         if copy.tier is Tier.HOST:
@@ -308,7 +311,7 @@ class Stock:
         """Puts the entry into each eviction queue that it may leave from now."""
         if not entry.listed or entry.leases:
             return
-        self._scan_would_fail = False
+        self._scan_would_fail.clear()
         host, ssd = entry.host, entry.ssd
         on_ssd = ssd is not None and ssd.state is _READABLE
         if entry.gpu is not None:
@@ -329,7 +332,7 @@ class Stock:
             if entry.readable_beside(Tier.GPU):
                 self._gpu_twins.offer(entry)
             elif entry.children == 0:
-                self._last_gpu_copies.offer(entry)
+                (self._soft_gpu_copies if entry in self.pins else self._last_gpu_copies).offer(entry)
 
     def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
         """Forgets one loose READABLE copy; the block too if it was the last."""
@@ -351,17 +354,29 @@ class Stock:
         """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
         from any last copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
         extent = self.spare_host_room(length, namespace)
-        while extent is None:
-            victim = self._last_host_copies.take(asking=namespace, size=length)
-            if victim is not None:
-                self.evict(victim, Tier.HOST, "room")
-            elif not self._evict_out_of_order(length):
-                victim = self._soft_host_copies.take(asking=namespace, size=length)
-                if victim is None:
-                    return None
-                self.evict(victim, Tier.HOST, "room_of_soft_pin")
+        while extent is None and self.config.has_host and self._evict_last(Tier.HOST, length, namespace):
             extent = self.arena.allocate(length)
         return extent
+
+    def gpu_room(self, length: int, namespace: Namespace) -> Extent | None:
+        """The same in the GPU tier."""
+        extent = self.spare_gpu_room(length)
+        while extent is None and self._evict_last(Tier.GPU, length, namespace):
+            extent = self.gpu_arena.allocate(length)
+        return extent
+
+    def _evict_last(self, tier: Tier, length: int, namespace: Namespace) -> bool:
+        if tier is Tier.GPU:
+            last, soft = self._last_gpu_copies, self._soft_gpu_copies
+        else:
+            last, soft = self._last_host_copies, self._soft_host_copies
+        if (victim := last.take(asking=namespace, size=length)) is not None:
+            self.evict(victim, tier, "room")
+        elif not self._evict_out_of_order(tier, length):
+            if (victim := soft.take(asking=namespace, size=length)) is None:
+                return False
+            self.evict(victim, tier, "room_of_soft_pin")
+        return True
 
     def spare_host_room(self, length: int, namespace: Namespace) -> Extent | None:
         """Room in the host tier, for that namespace, that costs no block its last copy."""
@@ -377,21 +392,22 @@ class Stock:
     def has_room_to_spare(self, length: int) -> bool:
         """False when the block would push others off the slowest tier, sooner or later."""
         if self.regions is None:
-            return True
+            return self.config.has_host or self.gpu_arena.used + length <= _SPARE_BELOW * self.gpu_arena.capacity
         return self.regions.live_bytes + length <= _SPARE_BELOW * len(self.regions) * self.regions.region_bytes
 
-    def _evict_out_of_order(self, length: int) -> bool:
-        """Heads whose children are leased, or on SSD only, are no candidates of the queues. Frees a few lengths at once, for the scan is
-        O(blocks); when it fails it is not tried again before something has become loose."""
-        if self._scan_would_fail:
+    def _evict_out_of_order(self, tier: Tier, length: int) -> bool:
+        """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the
+        scan is O(blocks); when it fails it is not tried again before something has become loose."""
+        if tier in self._scan_would_fail:
             return False
         freed = 0
-        for entry in self.suffixes_first([entry for entry in self.index if _is_loose_in_host(entry) and entry not in self.pins]):
+        for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier) and entry not in self.pins]):
             freed += entry.length
-            self.evict(entry, Tier.HOST, "room_out_of_order")
+            self.evict(entry, tier, "room_out_of_order")
             if freed >= 4 * length:
                 break
-        self._scan_would_fail = freed == 0
+        if freed == 0:
+            self._scan_would_fail.add(tier)
         return freed > 0
 
     def spare_gpu_room(self, length: int) -> Extent | None:
@@ -435,6 +451,7 @@ class Stock:
             (self._last_gpu_copies, Tier.GPU),
             (self._soft_ssd_copies, Tier.SSD),
             (self._soft_host_copies, Tier.HOST),
+            (self._soft_gpu_copies, Tier.GPU),
         )
         goal = self.quota.used(namespace) - wanted
         while self.quota.used(namespace) > goal and at_most != 0:
@@ -483,10 +500,6 @@ def is_loose(entry: Entry, tier: Tier) -> bool:
     """Has a READABLE copy there that nobody leases or holds."""
     copy = entry.copy_in(tier)
     return copy is not None and copy.state is _READABLE and copy.holds == 0 and entry.leases == 0
-
-
-def _is_loose_in_host(entry: Entry) -> bool:
-    return is_loose(entry, Tier.HOST)
 
 
 def _is_spare_twin(entry: Entry) -> bool:

@@ -85,6 +85,11 @@ class GpuConfig:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreConfig:
     host_capacity: Bytes = Bytes(256 * MIB)
+    """0: no host tier."""
+    staging_capacity: Bytes = Bytes(64 * MIB)
+    """Without a host tier: of the memory through which puts pass on their way to the others."""
+    placed_within: Nanos = seconds(1)
+    """Without a host tier: how long a commit waits for its blocks to come into a tier before it is refused."""
     ssd: SsdConfig | None = None
     gpu: GpuConfig | None = None
     lease: LeaseConfig = field(default_factory=LeaseConfig)
@@ -100,8 +105,17 @@ class StoreConfig:
     """How long a block of a namespace lives when its put does not say; not named: without end."""
 
     def __post_init__(self) -> None:
-        if not ALIGNMENT <= self.host_capacity <= MAX_SPAN_BYTES:
-            raise ConfigError(f"host_capacity must be {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.host_capacity}")
+        if self.host_capacity != 0 and not ALIGNMENT <= self.host_capacity <= MAX_SPAN_BYTES:
+            raise ConfigError(f"host_capacity must be 0 (no host tier) or {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.host_capacity}")
+        if not ALIGNMENT <= self.staging_capacity <= MAX_SPAN_BYTES:
+            raise ConfigError(f"staging_capacity must be {ALIGNMENT} to {MAX_SPAN_BYTES} bytes, not {self.staging_capacity}")
+        if not self.has_host:
+            if self.ssd is None and self.gpu is None:
+                raise ConfigError("a node needs at least one tier: set host_capacity above 0, gpu_device or ssd_path")
+            if self.ssd is not None and self.ssd.write_policy is WritePolicy.ON_EVICTION:
+                raise ConfigError("write_policy on_eviction needs a host tier (host_capacity is 0): puts go straight to the SSD")
+        if self.placed_within <= 0:
+            raise ConfigError("placed_within must be above 0")
         if self.reservation_timeout <= 0:
             raise ConfigError("reservation_timeout must be above 0")
         for namespace, weight in self.weights.items():
@@ -110,3 +124,12 @@ class StoreConfig:
         for namespace, ttl in self.ttls.items():
             if not 0 < ttl <= MAX_TTL:
                 raise ConfigError(f"the time to live of namespace {namespace!r} must be above 0 and at most ten years, not {ttl} ns")
+
+    @property
+    def has_host(self) -> bool:
+        return self.host_capacity > 0
+
+    @property
+    def arena_capacity(self) -> Bytes:
+        """Of the memory that puts are written to: the host tier, or staging."""
+        return self.host_capacity or self.staging_capacity

@@ -48,15 +48,20 @@ from kvstore.core.pins import PinnedBlock
 from kvstore.core.puts import Puts
 from kvstore.core.removals import Removals
 from kvstore.core.scrubs import Scrubs
+from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.tiering import Tiering
 from kvstore.core.wishes import Wishes
 from kvstore.ids import BlockHash, BootId, KeySpace
-from kvstore.units import Bytes, Nanos
+from kvstore.units import Bytes, Nanos, milliseconds
 
 _ENDS_PER_TICK = 1024
 """Blocks that a tick unlists because their time is over: some milliseconds. What is asked about does not wait for its turn."""
+
+
+_PATIENCE_FOR_STAGING = milliseconds(500)
+"""How long a reservation waits for room in staging, while puts there are on their way to a tier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,9 +74,18 @@ class TierUsage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StagingUsage:
+    capacity: Bytes
+    used: Bytes
+    """Room of puts that are in no tier yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreStatus:
     tiers: tuple[TierUsage, ...]
     """Of the configured tiers, fastest first."""
+    staging: StagingUsage | None
+    """None on a node with a host tier."""
     blocks: int
     leases: int
     reservations: int
@@ -94,17 +108,21 @@ class StoreState:
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
             self._tiering = Tiering(stock, config.ssd, stock.regions, report=self.stop_report)
-        self._puts = Puts(
-            stock,
-            room_is_coming=self._tiering.demotes_now if self._tiering is not None else lambda: False,
-            patience=config.ssd.patience if config.ssd is not None else Nanos(0),
-            durability=self._tiering.durability if self._tiering is not None else None,
-        )
         self._gpu_tiering = None if config.gpu is None else GpuTiering(stock, config.gpu)
+        self._staging = None if config.has_host else Staging(stock, self._tiering, self._gpu_tiering)
+        self._puts = self._make_puts(stock)
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd, used=self._used)
         self._wishes = Wishes(stock)
         self._removals = Removals(stock, self._puts, self._tiering)
+
+    def _make_puts(self, stock: Stock) -> Puts:
+        tiering, staging, ssd = self._tiering, self._staging, stock.config.ssd
+        if staging is not None:
+            return Puts(stock, room_is_coming=staging.is_busy, patience=_PATIENCE_FOR_STAGING, durability=None, staging=staging)
+        if tiering is None or ssd is None:
+            return Puts(stock, room_is_coming=lambda: False, patience=Nanos(0), durability=None, staging=None)
+        return Puts(stock, room_is_coming=tiering.demotes_now, patience=ssd.patience, durability=tiering.durability, staging=None)
 
     def handle(self, event: Event, now: Nanos) -> list[Instruction]:
         """`now` never goes back."""
@@ -112,9 +130,11 @@ class StoreState:
         assert now >= stock.now
         stock.now = now
         self._dispatch(event, now)
+        if self._staging is not None:
+            self._staging.pump(now)
         if self._tiering is not None:
             self._tiering.pump(now)
-            self._puts.go_on(now)
+        self._puts.go_on(now)
         if self._gpu_tiering is not None:
             self._gpu_tiering.pump()
         out, stock.out = stock.out, []
@@ -196,7 +216,8 @@ class StoreState:
     def status(self) -> StoreStatus:
         """Cost: O(counters)."""
         stock = self._stock
-        arenas = [stock.arena] if stock.config.gpu is None else [stock.gpu_arena, stock.arena]
+        arenas = [stock.gpu_arena] if stock.config.gpu is not None else []
+        arenas += [stock.arena] if stock.config.has_host else []
         tiers = [
             TierUsage(tier=arena.tier, capacity=Bytes(arena.capacity), used=Bytes(arena.used), copies=stock.copies[arena.tier])
             for arena in arenas
@@ -207,6 +228,7 @@ class StoreState:
         operations = (stock.verifications, stock.reads, stock.moves, stock.region_writes)
         return StoreStatus(
             tiers=tuple(tiers),
+            staging=None if stock.config.has_host else StagingUsage(capacity=Bytes(stock.arena.capacity), used=Bytes(stock.arena.used)),
             blocks=len(stock.index),
             leases=len(stock.leases),
             reservations=len(stock.reservations),

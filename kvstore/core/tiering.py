@@ -29,6 +29,7 @@ from kvstore.core.manifest import HEADER_BYTES, encode_record_header
 from kvstore.core.recovered import newest_records, region_header
 from kvstore.core.region import Region, RegionState, RegionTable, record_of
 from kvstore.core.region_writer import RegionWriter
+from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig, WritePolicy
 from kvstore.ids import BlockHash, Generation, KeySpace, RequestId
@@ -55,6 +56,8 @@ class _Move:
     reason: CopyReason
     erased: Erased | None = None
     """Its block is being deleted: the record is erased as soon as it is written."""
+    staged: StagedPut | None = None
+    """PLACE: the put whose block will be listed."""
 
 
 class _Erasure:
@@ -154,6 +157,19 @@ class Tiering:
             and self._durable.wait(entry, settled, now=self._stock.now)
         )
 
+    def takes_writes(self, now: Nanos) -> bool:
+        """Not before the recovery, nor for a while after a failed write."""
+        return self._ready and now >= self._writer.paused_until
+
+    def place(self, staged: StagedPut) -> bool:
+        """Writes it to the SSD. False: there is no room yet; the next step towards it is under way, or nothing can go now."""
+        entry = staged.entry
+        if len(self._moves) >= self._most_moves or not self._has_room(entry, last_resort=False):
+            return False
+        staged.starts()
+        self._start(entry, staged.source, self._record_room(entry), CopyReason.PLACE, staged)
+        return True
+
     def demotes_now(self) -> bool:
         """Demotions are under way, or as good as: host copies become spare soon."""
         stock = self._stock
@@ -167,6 +183,7 @@ class Tiering:
         stock = self._stock
         if (
             self._stop is not None
+            or not stock.config.has_host
             or not entry.listed
             or entry.host is not None
             or entry.ssd is None
@@ -343,10 +360,11 @@ class Tiering:
 
     # --- one move -----------------------------------------------------------------------------------------------------------------------
 
-    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason) -> None:
-        source.hold()
+    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason, staged: StagedPut | None = None) -> None:
+        if staged is None:
+            source.hold()
         target = self._stock.take_room(entry.key_space, extent, CopyState.WRITING)
-        move = _Move(entry=entry, source=source, target=target, reason=reason)
+        move = _Move(entry=entry, source=source, target=target, reason=reason, staged=staged)
         operation = self._stock.moves.start(lambda outcome: self._finish(operation, outcome))
         self._moves[operation] = move
         entry.move = operation
@@ -378,6 +396,9 @@ class Tiering:
         stock.doomed_moves.discard(operation)
         if target.tier is Tier.SSD:
             self._regions.write_ended(target)
+        if move.staged is not None:
+            self._finish_staged(move, move.staged, outcome)
+            return
         replaces = move.reason is CopyReason.RELOCATE
         if outcome is CopyOutcome.OK and not doomed and not (replaces and source.state is not CopyState.READABLE):
             target.on(CopyEvent.FILLED)
@@ -398,6 +419,14 @@ class Tiering:
         elif outcome is CopyOutcome.SOURCE_FAILED:
             stock.quarantine(entry, source, "io_error")
         stock.unhold(entry, source)
+
+    def _finish_staged(self, move: _Move, staged: StagedPut, outcome: CopyOutcome) -> None:
+        if outcome is CopyOutcome.OK and not staged.doomed:
+            move.target.on(CopyEvent.FILLED)
+            staged.placed(move.target)
+        else:
+            self._undo(move, outcome)
+            staged.failed(outcome)
 
     def _undo(self, move: _Move, outcome: CopyOutcome) -> None:
         stock, entry, target = self._stock, move.entry, move.target

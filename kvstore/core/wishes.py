@@ -59,7 +59,8 @@ class Wishes:
 
     def _has_share(self, entry: Entry, in_host: int) -> bool:
         stock = self._stock
-        if in_host > HARD_SHARE * stock.arena.capacity:
+        memory = stock.arena if stock.config.has_host else stock.gpu_arena
+        if in_host > HARD_SHARE * memory.capacity:
             return False
         regions = stock.regions
         return regions is None or stock.pins.hard_bytes + entry.length <= HARD_SHARE * len(regions) * regions.region_bytes

@@ -55,7 +55,11 @@ class NodeConfig:
     """debug, info, warning or error; to stderr."""
 
     host_capacity: Bytes = Bytes(256 * MIB)
-    """Of the shared-memory arena."""
+    """Of the shared-memory arena. 0: no host tier; then ssd_path or gpu_device must be set, and a put is answered when it is on the SSD
+    (durable, whatever write_policy says), or on the device where there is no SSD."""
+    staging_capacity: Bytes = Bytes(64 * MIB)
+    """Only with host_capacity = 0: memory through which puts pass on their way to the other tiers. No tier: nothing is read from it. A
+    payload must fit into it, and so must all that are being put at a time."""
     gpu_device: str | None = None
     """A torch device ("cuda:0"; "cpu" to try it out) for a tier that gets copies of the hottest blocks. Not set: none, and torch is not
     needed."""
@@ -121,7 +125,7 @@ class NodeConfig:
             if not 0 <= getattr(self, key) <= 65535:
                 raise ConfigError(f"{key} must be 0 to 65535: {getattr(self, key)}")
         for key in (
-            "host_capacity",
+            "staging_capacity",
             "gpu_capacity",
             "ssd_capacity",
             "region_bytes",
@@ -150,6 +154,11 @@ class NodeConfig:
             raise ConfigError(f"write_policy {self.write_policy.value} needs an SSD tier: set ssd_path")
         self.store_config()
 
+    @property
+    def arena_capacity(self) -> Bytes:
+        """Of the memory that puts are written to: the host tier, or staging."""
+        return self.host_capacity or self.staging_capacity
+
     def store_config(self) -> StoreConfig:
         """The part that the core is built with; it checks the relations between its own keys. Raises ConfigError."""
         ssd = SsdConfig(
@@ -162,6 +171,7 @@ class NodeConfig:
         max_ttl = max(self.lease_ttl, _MAX_LEASE_TTL)
         return StoreConfig(
             host_capacity=self.host_capacity,
+            staging_capacity=self.staging_capacity,
             ssd=None if self.ssd_path is None else ssd,
             gpu=None if self.gpu_device is None else GpuConfig(capacity=self.gpu_capacity),
             lease=LeaseConfig(ttl=self.lease_ttl, max_ttl=max_ttl, max_lifetime=Nanos(15 * max_ttl), max_read=self.read_deadline),

@@ -25,6 +25,7 @@ class NodeMetrics:
     """One per node, in the registry given: the process's own, or a fresh one in a test that runs several nodes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
         self._tier_bytes = Gauge(TIER_BYTES, "Bytes used, by tier.", ["tier"], registry=registry)
         self._put_seconds = Histogram(PUT_SECONDS, "From a commit to its answer.", buckets=LATENCY_BUCKETS_S, registry=registry)
         self._read_seconds = Histogram(
@@ -51,6 +52,11 @@ class NodeMetrics:
     def show_tier(self, tier: Tier, used: Callable[[], int]) -> None:
         """`used` is called at each scrape, in the scraper's thread."""
         self._tier_bytes.labels(tier.name.lower()).set_function(used)
+
+    def show_staging(self, used: Callable[[], int]) -> None:
+        """Of a node without a host tier; called likewise."""
+        help_text = "Bytes of puts on their way to a tier, on a node without a host tier."
+        Gauge("larder_store_staging_bytes", help_text, registry=self._registry).set_function(used)
 
     def put_refused(self, status: ReserveStatus) -> None:
         outcome = "exists" if status is ReserveStatus.EXISTS else "refused"

@@ -83,7 +83,8 @@ class NodeServer:
         self._tickets = TicketOffice()
         self._started_at = self._clock.now()
         with contextlib.ExitStack() as opening:
-            self.host = HostArena(config.host_capacity, sealed=config.shm is not ShmAccess.READ_WRITE)
+            key = "host_capacity" if config.host_capacity else "staging_capacity"
+            self.host = HostArena(config.arena_capacity, sealed=config.shm is not ShmAccess.READ_WRITE, key=key)
             opening.callback(self.host.close)
             self._gpu: Tier | None = None
             if config.gpu_device is not None:
@@ -114,6 +115,8 @@ class NodeServer:
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:
             self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))
+        if not config.host_capacity:
+            self._metrics.show_staging(self._staging_bytes)
 
     @property
     def address(self) -> str:
@@ -132,7 +135,7 @@ class NodeServer:
             address=f"{self.config.advertise_host or self.config.host}:{self.port}",
             zone=self.config.zone,
             weight=self.config.weight,
-            capacity_bytes=Bytes(self.config.host_capacity + (self._regions.capacity if self._regions is not None else 0)),
+            capacity_bytes=Bytes(sum(usage.capacity for usage in self._state.status().tiers)),
             state=MemberState.JOINING,
         )
 
@@ -225,6 +228,9 @@ class NodeServer:
                 admin_pb2.TierStatus(tier=int(usage.tier), capacity_bytes=usage.capacity, used_bytes=usage.used, copies=usage.copies)
                 for usage in status.tiers
             ],
+            staging=None
+            if status.staging is None
+            else admin_pb2.StagingStatus(capacity_bytes=status.staging.capacity, used_bytes=status.staging.used),
             blocks=status.blocks,
             leases=status.leases,
             reservations=status.reservations,
@@ -254,6 +260,10 @@ class NodeServer:
 
     def _used_bytes(self, tier: CoreTier) -> int:
         return next(usage.used for usage in self._state.status().tiers if usage.tier is tier)
+
+    def _staging_bytes(self) -> int:
+        staging = self._state.status().staging
+        return 0 if staging is None else staging.used
 
     def _hello(self) -> store_pb2.HelloResponse:
         return store_pb2.HelloResponse(

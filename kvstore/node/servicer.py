@@ -217,8 +217,9 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         )
 
     def _payload_bytes(self, size: int) -> int:
-        if not 0 < size <= self._config.host_capacity:
-            raise InvalidRequest(f"payload_bytes must be 1 to {self._config.host_capacity} (the host tier of this node): {size}")
+        if not 0 < size <= self._config.arena_capacity:
+            place = "host tier" if self._config.host_capacity else "staging"
+            raise InvalidRequest(f"payload_bytes must be 1 to {self._config.arena_capacity} (the {place} of this node): {size}")
         return size
 
     async def _next_chunk(self, chunks: AsyncIterator[store_pb2.WriteChunk]) -> store_pb2.WriteChunk | None:

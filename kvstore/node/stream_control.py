@@ -76,8 +76,8 @@ class StreamControl:
         return AcquiredBody(answer.lease_id, answer.ttl, ticket, copies).pack()
 
     async def _reserve(self, request: ReserveBody) -> bytes:
-        if not all(0 < item.payload_bytes <= self._config.host_capacity for item in request.items):
-            raise BadFrame("bad_length", f"a payload must have 1 to {self._config.host_capacity} bytes")
+        if not all(0 < item.payload_bytes <= self._config.arena_capacity for item in request.items):
+            raise BadFrame("bad_length", f"a payload must have 1 to {self._config.arena_capacity} bytes")
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
         if any(item.ttl is not None and item.ttl > MAX_TTL for item in request.items):
             raise BadFrame("bad_length", "a block lives ten years at most")

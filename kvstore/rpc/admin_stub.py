@@ -31,6 +31,14 @@ class TierReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingReport:
+    """Memory through which puts pass on a node without a host tier."""
+
+    capacity_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class RepairReport:
     """What a node owes to others; see admin.proto."""
 
@@ -82,6 +90,8 @@ class NodeReport:
     state: str
     uptime_ms: int
     tiers: tuple[TierReport, ...]
+    staging: StagingReport | None
+    """None on a node with a host tier."""
     blocks: int
     leases: int
     reservations: int
@@ -176,6 +186,7 @@ class AdminStub:
             state=answer.state,
             uptime_ms=answer.uptime_ms,
             tiers=tuple(TierReport(_tier_name(tier.tier), tier.capacity_bytes, tier.used_bytes, tier.copies) for tier in answer.tiers),
+            staging=StagingReport(answer.staging.capacity_bytes, answer.staging.used_bytes) if answer.HasField("staging") else None,
             blocks=answer.blocks,
             leases=answer.leases,
             reservations=answer.reservations,

@@ -28,15 +28,15 @@ class HostArena:
     `kill -9` leaves nothing behind. Pages are taken from the system on first touch.
     """
 
-    def __init__(self, capacity: Bytes, *, sealed: bool = False) -> None:
-        """`sealed`: nobody but this object can ever write to it, whoever holds a descriptor: the kernel refuses.
+    def __init__(self, capacity: Bytes, *, sealed: bool = False, key: str = "host_capacity") -> None:
+        """`sealed`: nobody but this object can ever write to it, whoever holds a descriptor: the kernel refuses. `key`: of the
+        configuration, for the error.
 
         Raises ConfigError when the machine, or the control group, has less memory than asked for."""
         limit = memory_of_this_machine()
         if not 0 < capacity <= limit:
             raise ConfigError(
-                f"host_capacity is {capacity} bytes ({capacity / GIB:.1f} GiB); "
-                f"this machine has {limit} bytes ({limit / GIB:.1f} GiB) of memory"
+                f"{key} is {capacity} bytes ({capacity / GIB:.1f} GiB); this machine has {limit} bytes ({limit / GIB:.1f} GiB) of memory"
             )
         self.capacity = capacity
         self.fd = os.memfd_create("larder-host-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -42,6 +42,24 @@ def test_every_size_comes_back_as_it_was_put(kind: str, tier: Tier, run: Any, se
 
 
 @pytest.mark.parametrize("kind", TRANSPORTS)
+@pytest.mark.parametrize("tier", [Tier.GPU, Tier.SSD])
+def test_without_a_host_tier_every_size_comes_back_from_the_tier_that_there_is(
+    kind: str, tier: Tier, run: Any, serving: Any, chain: Any, key_space: Any
+) -> None:
+    refs = chain(SIZES)
+    keys = {"ssd_path": None, "gpu_device": "cpu", "gpu_capacity": Bytes(8 * MIB)} if tier is Tier.GPU else {}
+
+    async def test() -> None:
+        async with serving(kind, host_capacity=Bytes(0), staging_capacity=Bytes(8 * MIB), **keys) as store:
+            await store.put(refs, SIZES)
+            assert await store.uses() == kind
+            assert {copy.tier for copy in (await store.client.acquire_prefix(key_space, refs)).copies} == {tier}
+            assert await store.read(refs, SIZES, in_place=True) == ["ok"] * len(SIZES)
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TRANSPORTS)
 def test_a_payload_of_64_mib_passes(kind: str, run: Any, serving: Any, chain: Any, key_space: Any) -> None:
     sizes = [64 * MIB]
     refs = chain(sizes)

@@ -81,6 +81,15 @@ def check_accounting(state: StoreState) -> None:
         assert stock.copies[Tier.SSD] == ssd
 
 
+def check_tiers(state: StoreState) -> None:
+    """A block is in the configured tiers and in no other."""
+    stock, config = state._stock, state._stock.config
+    tiers = {usage.tier for usage in state.status().tiers}
+    assert tiers == {tier for tier, here in ((Tier.GPU, config.gpu), (Tier.HOST, config.has_host), (Tier.SSD, config.ssd)) if here}
+    for entry in stock.index:
+        assert tiers.issuperset(entry.tiers), "a block is in a tier that this node has not got"
+
+
 def check_listing(state: StoreState, media: Media, written: Written) -> None:
     """Nothing is listed before its bytes are down, and everything listed can be read and is what was written under its key."""
     index, readable = state._stock.index, CopyState.READABLE

@@ -13,7 +13,7 @@ from random import Random
 
 from sim.describe import describe
 from sim.media import Media, checksum_of
-from sim.node_invariants import check_accounting, check_leased, check_listing, check_quiet, check_suffixes_first
+from sim.node_invariants import check_accounting, check_leased, check_listing, check_quiet, check_suffixes_first, check_tiers
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
@@ -30,6 +30,7 @@ from kvstore.core.events import (
     CommitRequested,
     CommitStatus,
     CopyExtent,
+    CopyReason,
     DeleteRequested,
     DiscardReservation,
     Event,
@@ -84,7 +85,7 @@ def chains_of(key_space: KeySpace) -> list[tuple[BlockRef, ...]]:
 class SimulatedNode:
     """The random choices all come from one generator: the same seed gives the same run."""
 
-    def __init__(self, seed: int, *, ssd: bool, faults: bool, gpu: bool = False) -> None:
+    def __init__(self, seed: int, *, ssd: bool, faults: bool, gpu: bool = False, host: bool = True) -> None:
         self.rng = Random(seed)
         self.seed = seed
         self.faults = faults
@@ -97,13 +98,15 @@ class SimulatedNode:
                 capacity=Bytes(REGIONS * REGION_BYTES),
                 min_dead_share=self.rng.choice((0.1, 0.25, 0.6)),
                 region_bytes=Bytes(REGION_BYTES),
-                write_policy=self.rng.choice(list(WritePolicy)),
+                write_policy=self.rng.choice(list(WritePolicy)) if host else WritePolicy.WRITE_BACK,
                 demote_above=self.rng.choice((0.0, 0.3, 0.7)),
                 max_moves=self.rng.choice((1, 3, 8)),
                 retry_after=milliseconds(500),
             )
         self.config = StoreConfig(
-            host_capacity=Bytes(self.rng.choice((12, 24, 60)) * ALIGNMENT),
+            host_capacity=Bytes(self.rng.choice((12, 24, 60)) * ALIGNMENT if host else 0),
+            staging_capacity=Bytes(8 * ALIGNMENT if host else self.rng.choice((4, 12, 60)) * ALIGNMENT),
+            placed_within=self.rng.choice((milliseconds(100), seconds(2))) if not host else seconds(5),
             ssd=ssd_config,
             gpu=GpuConfig(capacity=Bytes(self.rng.choice((4, 16)) * ALIGNMENT), max_moves=self.rng.choice((1, 4))) if gpu else None,
             lease=LeaseConfig(ttl=seconds(2), max_ttl=seconds(4), max_lifetime=seconds(20), max_read=seconds(3)),
@@ -113,7 +116,7 @@ class SimulatedNode:
         )
         self.chains = {key_space: chains_of(key_space) for key_space in KEY_SPACES}
         self.media = Media(
-            host_bytes=self.config.host_capacity,
+            host_bytes=self.config.arena_capacity,
             gpu_bytes=self.config.gpu.capacity if self.config.gpu is not None else 0,
             regions=REGIONS if ssd else 0,
             region_bytes=REGION_BYTES,
@@ -127,7 +130,8 @@ class SimulatedNode:
         self.tombs: set[tuple[KeySpace, BlockHash]] = set()  # deletes answered, and not put again since
         self.deleting: dict[RequestId, tuple[KeySpace, tuple[BlockHash, ...]]] = {}
         self.ends: dict[tuple[KeySpace, BlockHash], int] = {}  # when each block must be gone at the latest; 0: never
-        self.was_on_ssd: set[tuple[KeySpace, BlockHash]] = set()  # since its last put, though evicted by now perhaps
+        self.was_listed: set[tuple[KeySpace, BlockHash]] = set()
+        self.was_on_ssd: set[tuple[KeySpace, BlockHash]] = set()  # ever: a commit that waits may be answered after its block's next put
         self.first_ends: dict[tuple[KeySpace, BlockHash], int] = {}  # as its put asked, before it was put again
         self.log: deque[str] = deque(maxlen=60)
         self.steps = 0
@@ -209,6 +213,8 @@ class SimulatedNode:
         match instruction:
             case CopyExtent() | VerifyExtent() | WriteRegion():
                 self.pending.append(instruction)
+                if isinstance(instruction, CopyExtent) and instruction.reason is CopyReason.PLACE:
+                    self._begin_life(instruction)
             case AnswerRead():
                 key = self.reading.pop(instruction.request_id)
                 assert (instruction.operation != 0) == any(item.status is ReadStatus.OK for item in instruction.items)
@@ -240,6 +246,8 @@ class SimulatedNode:
                         self.tombs.discard((key_space, block.hash))
                     if status is CommitStatus.DURABLE:
                         assert (key_space, block.hash) in self.was_on_ssd, "called durable and was never on the SSD"
+                    if status.is_stored and not self.config.has_host:
+                        assert (key_space, block.hash) in self.was_listed, "called stored and was never in a tier"
             case AnswerProbe():
                 key_space, hashes = self.probing.pop(instruction.request_id)
                 self._check_ends(key_space, [block for block, here in zip(hashes, instruction.present, strict=True) if here])
@@ -258,9 +266,12 @@ class SimulatedNode:
                     if deleted and not taken and not listed and self.state._stock.reservations.find(key_space, block) is None:
                         self.tombs.add((key_space, block))
             case Note(kind=NoteKind.STORED, key_space=KeySpace() as key_space, block=BlockRef() as block):
-                self.was_on_ssd.discard((key_space, block.hash))
-                ttl = self.ttls[key_space, block.hash]
-                self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
+                self.was_listed.add((key_space, block.hash))
+                if instruction.tier is Tier.SSD:
+                    self.was_on_ssd.add((key_space, block.hash))
+                if self.config.has_host:
+                    ttl = self.ttls[key_space, block.hash]
+                    self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
             case Note(kind=NoteKind.DEMOTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
                 self.was_on_ssd.add((key_space, block.hash))
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":
@@ -268,9 +279,20 @@ class SimulatedNode:
             case _:
                 pass
 
+    def _begin_life(self, instruction: CopyExtent) -> None:
+        """A put leaves staging: should the node crash now, the block may be found though nobody was told."""
+        tiering = self.state._tiering if instruction.target.tier is Tier.SSD else self.state._gpu_tiering
+        assert tiering is not None
+        entry = tiering._moves[instruction.operation].entry
+        key = entry.key_space, entry.hash
+        ttl = self.ttls[key]
+        self.ends[key] = self.first_ends[key] = self.now + ttl if ttl else 0
+
     def _check_ends(self, key_space: KeySpace, found: Iterable[BlockHash]) -> None:
         for block in found:
             end = self.ends[key_space, block]
+            if any(space == key_space and item.block.hash == block for space, items in self.reserving.values() for item in items):
+                continue  # put again by a request that waits for the disk: its answer says for how long
             assert not end or self.now < end, "a block was found after its end"
 
     def finish_one(self, *, at: int | None = None, may_fail: bool = True) -> None:
@@ -504,6 +526,7 @@ class SimulatedNode:
     def check(self) -> None:
         stock = self.state._stock
         check_accounting(self.state)
+        check_tiers(self.state)
         check_listing(self.state, self.media, self.written)
         for lease_id, (key_space, covered, end) in self.leases.items():
             if self.now < end:
@@ -515,10 +538,10 @@ class SimulatedNode:
         check_suffixes_first(self.state, self.evicted_now)
 
 
-def run(seed: int, *, steps: int, ssd: bool, faults: bool, gpu: bool = False) -> SimulatedNode:
+def run(seed: int, *, steps: int, ssd: bool, faults: bool, gpu: bool = False, host: bool = True) -> SimulatedNode:
     node: SimulatedNode | None = None
     try:
-        node = SimulatedNode(seed, ssd=ssd, faults=faults, gpu=gpu)
+        node = SimulatedNode(seed, ssd=ssd, faults=faults, gpu=gpu, host=host)
         for _ in range(steps):
             node.step()
         node.settle()
@@ -527,6 +550,6 @@ def run(seed: int, *, steps: int, ssd: bool, faults: bool, gpu: bool = False) ->
     except Exception as error:
         last = "\n".join(node.log) if node is not None else ""
         raise AssertionError(
-            f"seed {seed}, ssd={ssd}, gpu={gpu}, faults={faults}, step {node.steps if node else 0}: {error!r}\n{last}"
+            f"seed {seed}, host={host}, ssd={ssd}, gpu={gpu}, faults={faults}, step {node.steps if node else 0}: {error!r}\n{last}"
         ) from error
     return node

@@ -221,8 +221,16 @@ class TierStatus(_message.Message):
     copies: int
     def __init__(self, tier: _Optional[_Union[_store_pb2.Tier, str]] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., copies: _Optional[int] = ...) -> None: ...
 
+class StagingStatus(_message.Message):
+    __slots__ = ("capacity_bytes", "used_bytes")
+    CAPACITY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    USED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    capacity_bytes: int
+    used_bytes: int
+    def __init__(self, capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ...) -> None: ...
+
 class StatusResponse(_message.Message):
-    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters", "cpu_ns", "data_connections", "repair", "drain", "operations")
+    __slots__ = ("node_id", "boot_id", "epoch", "state", "uptime_ms", "tiers", "blocks", "leases", "reservations", "counters", "cpu_ns", "data_connections", "repair", "drain", "operations", "staging")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +260,7 @@ class StatusResponse(_message.Message):
     REPAIR_FIELD_NUMBER: _ClassVar[int]
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    STAGING_FIELD_NUMBER: _ClassVar[int]
     node_id: str
     boot_id: bytes
     epoch: int
@@ -267,7 +276,8 @@ class StatusResponse(_message.Message):
     repair: RepairStatus
     drain: DrainStatus
     operations: int
-    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., cpu_ns: _Optional[int] = ..., data_connections: _Optional[_Mapping[str, int]] = ..., repair: _Optional[_Union[RepairStatus, _Mapping]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., operations: _Optional[int] = ...) -> None: ...
+    staging: StagingStatus
+    def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., uptime_ms: _Optional[int] = ..., tiers: _Optional[_Iterable[_Union[TierStatus, _Mapping]]] = ..., blocks: _Optional[int] = ..., leases: _Optional[int] = ..., reservations: _Optional[int] = ..., counters: _Optional[_Mapping[str, int]] = ..., cpu_ns: _Optional[int] = ..., data_connections: _Optional[_Mapping[str, int]] = ..., repair: _Optional[_Union[RepairStatus, _Mapping]] = ..., drain: _Optional[_Union[DrainStatus, _Mapping]] = ..., operations: _Optional[int] = ..., staging: _Optional[_Union[StagingStatus, _Mapping]] = ...) -> None: ...
 
 class LocateRequest(_message.Message):
     __slots__ = ("key_space", "blocks")

@@ -25,6 +25,7 @@ class CommitStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     COMMIT_STATUS_BAD_CHECKSUM: _ClassVar[CommitStatus]
     COMMIT_STATUS_INCOMPLETE: _ClassVar[CommitStatus]
     COMMIT_STATUS_DURABLE: _ClassVar[CommitStatus]
+    COMMIT_STATUS_NO_ROOM: _ClassVar[CommitStatus]
 
 class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -53,6 +54,7 @@ COMMIT_STATUS_EXPIRED: CommitStatus
 COMMIT_STATUS_BAD_CHECKSUM: CommitStatus
 COMMIT_STATUS_INCOMPLETE: CommitStatus
 COMMIT_STATUS_DURABLE: CommitStatus
+COMMIT_STATUS_NO_ROOM: CommitStatus
 TIER_UNSPECIFIED: Tier
 TIER_GPU: Tier
 TIER_HOST: Tier
