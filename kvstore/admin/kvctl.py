@@ -27,6 +27,7 @@ from kvstore.admin import bench as benchmark
 from kvstore.admin import (
     commands,
     demo,
+    explain,
     local_commands,
     measure_commands,
     quality_commands,
@@ -108,6 +109,20 @@ def locate(
     """Which nodes and tiers hold the blocks of a completion prompt."""
     record = _run(commands.locate(_access(redis, gateway, api_key), {"prompt": _text(prompt)}, replicas=replicas))
     _show(record, as_json, render.locate_table(record), *(f"{node['node_id']}: {node['error']}" for node in record["unreachable"]))
+
+
+@app.command("explain")
+def explain_command(
+    prompt: Annotated[str, typer.Argument(help='The prompt, or "-" for stdin.')],
+    redis: RedisOption = None,
+    gateway: GatewayOption = None,
+    api_key: ApiKeyOption = None,
+    replicas: Annotated[int, typer.Option(min=1, help="Owners shown of the block that is missing.")] = commands.DEFAULT_REPLICAS,
+    as_json: JsonOption = False,
+) -> None:
+    """Why the held prefix of a completion prompt ends where it ends: the parts of its key, the block that is missing, and why."""
+    record = _run(explain.explain(_access(redis, gateway, api_key), {"prompt": _text(prompt)}, replicas=replicas))
+    _show(record, as_json, *explain.explained_lines(record))
 
 
 @app.command()

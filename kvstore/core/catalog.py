@@ -50,6 +50,10 @@ class Catalog:
         self.blocks += 1
         self.bytes += length
 
+    def key_spaces(self) -> set[KeySpace]:
+        """Of which anything is here. Cost: O(stripes)."""
+        return {stripe.key_space for bucket in self._buckets for stripe in bucket.values()}
+
     def remove(self, stripe: StripeId, block: BlockHash, length: int) -> None:
         """Removing what is not here changes nothing."""
         bucket = self._buckets[bucket_of(stripe)]

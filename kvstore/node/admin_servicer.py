@@ -36,10 +36,11 @@ from kvstore.node.repair import Repair
 from kvstore.node.repairer import Repairer
 from kvstore.node.saved_wishes import SavedWishes
 from kvstore.node.walk import walk
-from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto, namespace_from_proto
+from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto, key_space_to_proto, namespace_from_proto
 from kvstore.rpc.server import guarded
 from kvstore.units import Bytes, milliseconds
 
+_MOST_KEY_SPACES = 256
 _PROGRESS_EVERY = 64
 """Copies between two progress messages of a verify."""
 
@@ -155,6 +156,22 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
                 await asyncio.to_thread(self._wishes.save, self._node.state.pins())
             except OSError as error:
                 raise Unavailable(f"it holds now, but could not be saved for the next start: {error.strerror}") from None
+
+    @guarded
+    async def Recall(self, request: admin_pb2.LocateRequest, context: Any) -> admin_pb2.RecallResponse:
+        key_space, now, departures = key_space_from_proto(request.key_space), self._node.now(), self._feed.departures
+        found = [departures.find(key_space, block.hash) for block in block_refs_from_proto(request.blocks)]
+        spaces = sorted(self._repairer.catalog.key_spaces())[:_MOST_KEY_SPACES]
+        return admin_pb2.RecallResponse(
+            departures=[
+                admin_pb2.Departure()
+                if gone is None
+                else admin_pb2.Departure(reason=gone.reason, ago_ms=(now - gone.at) // milliseconds(1))
+                for gone in found
+            ],
+            key_spaces=map(key_space_to_proto, spaces),
+            forgotten=departures.forgotten,
+        )
 
     @guarded
     async def Events(self, request: admin_pb2.EventsRequest, context: Any) -> None:

@@ -8,6 +8,8 @@ from contextlib import aclosing
 
 from kvpb.v1 import admin_pb2
 
+from kvstore.clock import Clock
+from kvstore.core.departures import Departures
 from kvstore.core.events import Note, NoteKind
 from kvstore.core.journal import UNLISTING, Entry, Journal
 from kvstore.core.store_state import StoreState
@@ -18,6 +20,8 @@ from kvstore.rpc.convert import block_refs_to_proto, key_space_to_proto
 
 JOURNAL_ENTRIES = 16_384
 """Some 5 MB; at 1,000 blocks a second a follower may be a quarter of a minute behind."""
+DEPARTURES = 16_384
+"""Some 4 MB."""
 _PART = 512
 """Entries sent before others of the loop have their turn."""
 
@@ -26,9 +30,11 @@ class EventFeed:
     """`note` is called after each event of the core, as for the inventory."""
 
     def __init__(
-        self, state: StoreState, *, node_id: str, boot_id: BootId, epoch: Callable[[], Epoch], most: int = JOURNAL_ENTRIES
+        self, state: StoreState, *, node_id: str, boot_id: BootId, epoch: Callable[[], Epoch], clock: Clock, most: int = JOURNAL_ENTRIES
     ) -> None:
         self.journal = Journal(most=most)
+        self.departures = Departures(most=DEPARTURES)
+        self._clock = clock
         self._state = state
         self._node_id, self._boot_id, self._epoch = node_id, boot_id, epoch
         self._changed = asyncio.Event()
@@ -37,6 +43,10 @@ class EventFeed:
         if note.key_space is None or note.block is None:
             return
         gone = note.kind in UNLISTING and not self._state.holds(note.key_space, note.block.hash)
+        if gone:
+            self.departures.gone(note.key_space, note.block.hash, _reason(note.kind, note.reason), self._clock.now())
+        elif note.kind is NoteKind.STORED:
+            self.departures.back(note.key_space, note.block.hash)
         if note.kind is NoteKind.STORED or gone:
             self.journal.add(note.kind, note.reason, note.key_space, note.block)
             self._changed.set()
@@ -77,7 +87,7 @@ class EventFeed:
     def _of(self, entry: Entry) -> admin_pb2.BlockEvent:
         kind = admin_pb2.BLOCK_EVENT_STORED if entry.kind is NoteKind.STORED else admin_pb2.BLOCK_EVENT_EVICTED
         event = self._event(kind, entry.sequence, entry.key_space, entry.block)
-        event.reason = entry.reason if entry.kind in (NoteKind.STORED, NoteKind.EVICTED) else entry.kind.value
+        event.reason = _reason(entry.kind, entry.reason)
         return event
 
     def _event(self, kind: int, sequence: int, key_space: KeySpace | None = None, block: BlockRef | None = None) -> admin_pb2.BlockEvent:
@@ -86,3 +96,8 @@ class EventFeed:
             event.key_space.CopyFrom(key_space_to_proto(key_space))
             event.block.CopyFrom(block_refs_to_proto([block])[0])
         return event
+
+
+def _reason(kind: NoteKind, reason: str) -> str:
+    """ "room", "operator", ... of an eviction; "deleted", "expired", "quarantined" of what it says itself."""
+    return reason if kind in (NoteKind.STORED, NoteKind.EVICTED) else kind.value

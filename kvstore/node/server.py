@@ -109,7 +109,9 @@ class NodeServer:
             store_config = dataclasses.replace(store_config, quotas=self._wishes.over(store_config.quotas))
             self._state = StoreState(store_config, boot_id=self.boot_id, day_offset=day_offset)
             self._inventory = Inventory(self._state)
-            self._feed = EventFeed(self._state, node_id=config.node_id, boot_id=self.boot_id, epoch=lambda: self._views.view.epoch)
+            self._feed = EventFeed(
+                self._state, node_id=config.node_id, boot_id=self.boot_id, epoch=lambda: self._views.view.epoch, clock=self._clock
+            )
             self._tiers = opening.pop_all()
         for usage in self._state.status().tiers:
             self._metrics.show_tier(usage.tier, partial(self._used_bytes, usage.tier))

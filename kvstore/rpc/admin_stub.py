@@ -157,6 +157,20 @@ class RepairProgress:
     copied_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class DepartureReport:
+    reason: str
+    ago_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecallReport:
+    departures: tuple[DepartureReport | None, ...]
+    """One per block; None: none is remembered."""
+    key_spaces: tuple[KeySpace, ...]
+    forgotten: int
+
+
 class AdminStub:
     """Calls on one channel. Cheap to make."""
 
@@ -196,6 +210,21 @@ class AdminStub:
             answer = await _answer(self._stub.Locate(request, timeout=to_seconds(timeout)))
             reports += [BlockReport(tuple(map(_tier_name, block.tiers)), block.payload_bytes, block.leases) for block in answer.blocks]
         return reports
+
+    async def recall(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> RecallReport:
+        """Why blocks are not there, as far as the node remembers."""
+        departures: list[DepartureReport | None] = []
+        spaces: dict[KeySpace, None] = {}
+        forgotten = 0
+        for start in range(0, len(blocks), MAX_BATCH_ITEMS):
+            request = admin_pb2.LocateRequest(
+                key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks[start : start + MAX_BATCH_ITEMS])
+            )
+            answer = await _answer(self._stub.Recall(request, timeout=to_seconds(timeout)))
+            departures += [DepartureReport(gone.reason, gone.ago_ms) if gone.reason else None for gone in answer.departures]
+            spaces |= dict.fromkeys(map(key_space_from_proto, answer.key_spaces))
+            forgotten = answer.forgotten
+        return RecallReport(tuple(departures), tuple(spaces), forgotten)
 
     async def evict_all(self, *, timeout: Nanos) -> Evicted:
         return await self._evict(admin_pb2.EvictRequest(all=True), timeout=timeout)

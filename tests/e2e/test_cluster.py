@@ -137,7 +137,9 @@ def test_kvctl_sees_the_cluster_and_the_blocks(cluster: LocalCluster, connect: A
     assert kvctl(cluster, "repair")["failed_blocks"] == 0
     evicted = kvctl(cluster, "evict", "--prompt", prompt, "--gateway", cluster.gateway_url)
     assert sum(node["evicted_copies"] for node in evicted["nodes"]) == 2 * len(located["blocks"])
-    assert kvctl(cluster, "locate", prompt, "--gateway", cluster.gateway_url)["held_prefix_blocks"] == 0
+    explained = kvctl(cluster, "explain", prompt, "--gateway", cluster.gateway_url)
+    assert (explained["held_prefix_blocks"], explained["cause"], explained["broken"]["index"]) == (0, "evicted", 0)
+    assert "operator" in {gone["reason"] for gone in explained["departures"]}
 
 
 def test_the_official_client_works_streaming_and_not(cluster: LocalCluster) -> None:

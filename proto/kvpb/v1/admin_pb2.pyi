@@ -81,6 +81,24 @@ class QuotaResponse(_message.Message):
     lasts: bool
     def __init__(self, used_bytes: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., lasts: _Optional[bool] = ...) -> None: ...
 
+class Departure(_message.Message):
+    __slots__ = ("reason", "ago_ms")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AGO_MS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    ago_ms: int
+    def __init__(self, reason: _Optional[str] = ..., ago_ms: _Optional[int] = ...) -> None: ...
+
+class RecallResponse(_message.Message):
+    __slots__ = ("departures", "key_spaces", "forgotten")
+    DEPARTURES_FIELD_NUMBER: _ClassVar[int]
+    KEY_SPACES_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_FIELD_NUMBER: _ClassVar[int]
+    departures: _containers.RepeatedCompositeFieldContainer[Departure]
+    key_spaces: _containers.RepeatedCompositeFieldContainer[_store_pb2.KeySpace]
+    forgotten: int
+    def __init__(self, departures: _Optional[_Iterable[_Union[Departure, _Mapping]]] = ..., key_spaces: _Optional[_Iterable[_Union[_store_pb2.KeySpace, _Mapping]]] = ..., forgotten: _Optional[int] = ...) -> None: ...
+
 class EventsRequest(_message.Message):
     __slots__ = ("boot_id", "after")
     BOOT_ID_FIELD_NUMBER: _ClassVar[int]

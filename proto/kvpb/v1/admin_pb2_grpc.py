@@ -85,6 +85,11 @@ class AdminServiceStub:
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
                 response_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
                 _registered_method=True)
+        self.Recall = channel.unary_unary(
+                '/kvpb.v1.AdminService/Recall',
+                request_serializer=kvpb_dot_v1_dot_admin__pb2.LocateRequest.SerializeToString,
+                response_deserializer=kvpb_dot_v1_dot_admin__pb2.RecallResponse.FromString,
+                _registered_method=True)
         self.Events = channel.unary_stream(
                 '/kvpb.v1.AdminService/Events',
                 request_serializer=kvpb_dot_v1_dot_admin__pb2.EventsRequest.SerializeToString,
@@ -164,6 +169,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Recall(self, request, context):
+        """Why blocks are not here, as far as this node remembers, and of which key spaces it has something.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Events(self, request, context):
         """What comes to this node and goes from it, without end. A follower's picture is exact from SNAPSHOT on, until a GAP.
         """
@@ -223,6 +235,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Rebalance,
                     request_deserializer=kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.FromString,
                     response_serializer=kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.SerializeToString,
+            ),
+            'Recall': grpc.unary_unary_rpc_method_handler(
+                    servicer.Recall,
+                    request_deserializer=kvpb_dot_v1_dot_admin__pb2.LocateRequest.FromString,
+                    response_serializer=kvpb_dot_v1_dot_admin__pb2.RecallResponse.SerializeToString,
             ),
             'Events': grpc.unary_stream_rpc_method_handler(
                     servicer.Events,
@@ -501,6 +518,33 @@ class AdminService:
             '/kvpb.v1.AdminService/Rebalance',
             kvpb_dot_v1_dot_admin__pb2.RebalanceRequest.SerializeToString,
             kvpb_dot_v1_dot_admin__pb2.RebalanceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Recall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvpb.v1.AdminService/Recall',
+            kvpb_dot_v1_dot_admin__pb2.LocateRequest.SerializeToString,
+            kvpb_dot_v1_dot_admin__pb2.RecallResponse.FromString,
             options,
             channel_credentials,
             insecure,

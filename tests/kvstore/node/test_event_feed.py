@@ -11,6 +11,9 @@ from kvstore.core.picture import BlockEventKind, Picture
 from kvstore.node import event_feed
 from kvstore.registry import EmbeddedRedis
 from kvstore.rpc.admin_stub import AdminStub
+from kvstore.units import seconds
+
+TIMEOUT = seconds(20)
 
 
 async def see_until(events, picture, condition):
@@ -30,11 +33,11 @@ def test_a_picture_is_what_the_node_holds_through_puts_deletes_and_a_broken_stre
                 await see_until(events, picture, lambda: picture.exact)
                 assert picture.blocks == {(key_space, ref.hash) for ref in early}
                 await client.store(late)
-                await client.stub.delete(key_space, early[8:], timeout=10**10)
+                await client.stub.delete(key_space, early[8:], timeout=TIMEOUT)
                 expected = {(key_space, ref.hash) for ref in early[:8] + late}
                 await see_until(events, picture, lambda: picture.blocks == expected)
                 assert picture.exact
-            await client.stub.delete(key_space, late, timeout=10**10)
+            await client.stub.delete(key_space, late, timeout=TIMEOUT)
             async with aclosing(stub.events(boot_id=picture.boot_id, after=picture.sequence)) as events:
                 first = await anext(events)
                 assert (first.kind, first.sequence) == (BlockEventKind.EVICTED, picture.sequence + 1)
@@ -64,6 +67,28 @@ def test_a_follower_that_is_too_far_behind_is_told_so_and_gets_a_snapshot(servin
                 assert (await anext(events)).kind is BlockEventKind.GAP
                 await see_until(events, picture, lambda: len(picture.blocks) == 24 and picture.exact)
             await admin_pb2_grpc.AdminServiceStub(client.channel).Evict(admin_pb2.EvictRequest(all=True))
+
+    asyncio.run(scenario())
+
+
+def test_a_node_recalls_what_went_and_why_and_no_longer_when_it_is_back(serving, chain, key_space):
+    async def scenario():
+        async with serving() as (_, client):
+            refs = chain("a", 4)
+            await client.store(refs)
+            stub = AdminStub(client.channel)
+
+            async def reasons():
+                recalled = await stub.recall(key_space, refs, timeout=TIMEOUT)
+                assert recalled.forgotten == 0
+                return [gone and gone.reason for gone in recalled.departures], recalled.key_spaces
+
+            assert await reasons() == ([None] * 4, (key_space,))
+            await stub.evict_blocks(key_space, refs[3:], timeout=TIMEOUT)
+            await client.stub.delete(key_space, refs[2:3], timeout=TIMEOUT)
+            assert await reasons() == ([None, None, "deleted", "operator"], (key_space,))
+            await client.store(refs)
+            assert await reasons() == ([None] * 4, (key_space,))
 
     asyncio.run(scenario())
 
