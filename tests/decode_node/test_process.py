@@ -157,7 +157,8 @@ def test_one_process_takes_both_roles(redis_url: str, tiny_folder: Path, tmp_pat
             steps = [step async for step in prefiller.Prefill(asked)]
             assert steps[-1].done
             request = decode_pb2.GenerateRequest(namespace="n", prompt_token_ids=prompt, max_tokens=5, ignore_eos=True)
-            events = [event async for event in decode_pb2_grpc.DecodeServiceStub(channel).Generate(request)]
+            inputs = iter([decode_pb2.GenerateInput(request=request)])
+            events = [event async for event in decode_pb2_grpc.DecodeServiceStub(channel).Generate(inputs)]
             loaded = next(event.prefix_loaded for event in events if event.WhichOneof("event") == "prefix_loaded")
             assert loaded.local_blocks == 2
             assert sum(event.WhichOneof("event") == "token" for event in events) == 5
