@@ -40,17 +40,17 @@ def test_a_digest_of_another_length_is_named_in_the_refusal(field, size):
 
 
 @pytest.mark.parametrize(
-    "message",
+    ("message", "wrong"),
     [
-        store_pb2.KeySpace(namespace="a", layout_fingerprint=b"short"),
-        store_pb2.KeySpace(namespace="", layout_fingerprint=digest("layout")),
-        store_pb2.KeySpace(namespace="a" * (MAX_NAMESPACE_BYTES + 1), layout_fingerprint=digest("layout")),
-        store_pb2.KeySpace(namespace="ä" * (MAX_NAMESPACE_BYTES // 2 + 1), layout_fingerprint=digest("layout")),
-        store_pb2.KeySpace(),
+        (store_pb2.KeySpace(namespace="a", layout_fingerprint=b"short"), "key_space.layout_fingerprint must have 32 bytes, this one has 5"),
+        (store_pb2.KeySpace(namespace="", layout_fingerprint=digest("layout")), "namespace .* has 0"),
+        (store_pb2.KeySpace(namespace="a" * (MAX_NAMESPACE_BYTES + 1), layout_fingerprint=digest("layout")), "namespace .* has 256"),
+        (store_pb2.KeySpace(namespace="ä" * (MAX_NAMESPACE_BYTES // 2 + 1), layout_fingerprint=digest("layout")), "namespace .* has 256"),
+        (store_pb2.KeySpace(), "namespace .* has 0"),
     ],
 )
-def test_a_key_space_that_cannot_be_one_is_refused(message):
-    with pytest.raises(InvalidRequest, match="key_space"):
+def test_a_key_space_that_cannot_be_one_is_refused(message, wrong):
+    with pytest.raises(InvalidRequest, match=wrong):
         key_space_from_proto(message)
 
 
