@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from kvstore.client import metrics
 from kvstore.client.hedging import Asked
 from kvstore.client.routing import Router
+from kvstore.client.side_by_side import all_of
 from kvstore.clock import Clock
 from kvstore.errors import LarderError
 from kvstore.ids import BlockRef, NodeId, StripeId
@@ -135,10 +136,7 @@ async def find_prefix(chain: Sequence[BlockRef], router: Router, ask: AskNode[Fo
         await first
 
     while asks := search.next_round():
-        async with asyncio.TaskGroup() as group:
-            for node_id, positions in asks.items():
-                for part in parts_of(positions):
-                    group.create_task(ask_in_time(node_id, part))
+        await all_of([ask_in_time(node_id, part) for node_id, positions in asks.items() for part in parts_of(positions)])
     return search
 
 

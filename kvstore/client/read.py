@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from kvstore.client.hedging import Asked
 from kvstore.client.lease_keeper import LeaseKeeper
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.prefix_lease import HeldLease, HeldState, LeasedCopy, PrefixLease
+from kvstore.client.side_by_side import all_of
 from kvstore.clock import Clock
 from kvstore.codec.checksum import payload_checksum
 from kvstore.errors import LarderError, LeaseExpired
@@ -88,24 +88,29 @@ class PrefixRead:
         by_lease: dict[int, list[_Wanted]] = {}
         for block in wanted:
             by_lease.setdefault(id(block.copy.held), []).append(block)
-        await _all_of([self._read_in_batches(blocks) for blocks in by_lease.values()])
+        await all_of([self._read_in_batches(blocks) for blocks in by_lease.values()])
 
     async def _read_in_batches(self, wanted: Sequence[_Wanted]) -> None:
         """From one node, one batch after another; what failed moves on while the next batch is read."""
         sized = ((block, block.copy.payload_bytes) for block in wanted)
         async with asyncio.TaskGroup() as group:
             for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
-                heard = asyncio.Event()
-                node_id = batch[0].copy.held.node_id
-                late_after = self._nodes.router.hedges.late_after(node_id, Asked.READ)
-                if late_after is not None:
-                    group.create_task(self._read_a_late_batch_elsewhere(batch, heard, late_after))
-                try:
-                    failed = await self._read_batch(batch, heard)
-                finally:
-                    heard.set()
+                failed, others = await self._read_mapped(batch)
+                if others:
+                    failed += await self._read_in_time(others, group)
                 if failed:
                     group.create_task(self._fall_over(failed))
+
+    async def _read_in_time(self, batch: Sequence[_Wanted], group: asyncio.TaskGroup) -> list[_Wanted]:
+        """One stream, and what it is late with from the next replicas too. Returns the blocks that did not come, each with its reason."""
+        heard = asyncio.Event()
+        late_after = self._nodes.router.hedges.late_after(batch[0].copy.held.node_id, Asked.READ)
+        if late_after is not None:
+            group.create_task(self._read_a_late_batch_elsewhere(batch, heard, late_after))
+        try:
+            return await self._read_batch(batch, heard)
+        finally:
+            heard.set()
 
     async def _read_a_late_batch_elsewhere(self, batch: Sequence[_Wanted], heard: asyncio.Event, late_after: Nanos) -> None:
         """From the next replicas too, unless something is heard of it in time: whichever comes first is taken, block by block."""
@@ -122,13 +127,7 @@ class PrefixRead:
     async def _read_batch(self, batch: Sequence[_Wanted], heard: asyncio.Event) -> list[_Wanted]:
         """One stream. Returns the blocks that did not come, each with its reason. `heard` is set by the first that does."""
         held = batch[0].copy.held
-        for block in batch:
-            block.asked.add(held.node_id)
-        if held.state is not HeldState.HELD:
-            return _all_failed(batch, ReadOutcome.NOT_LEASED)
-        failed, batch = await self._read_mapped(batch)
-        if not batch:
-            return failed
+        failed: list[_Wanted] = []
         size: int = sum(block.copy.payload_bytes for block in batch)
         await self._budget.take(size)
         slots = [PayloadSlot(self._lease.chain[block.index].hash, _fresh_memory(block.copy.payload_bytes)) for block in batch]
@@ -164,6 +163,10 @@ class PrefixRead:
         No word to the node: the lease keeps the bytes where they are, and whether it lasted is looked at after the last touch of them.
         """
         held = batch[0].copy.held
+        for block in batch:
+            block.asked.add(held.node_id)
+        if held.state is not HeldState.HELD:
+            return _all_failed(batch, ReadOutcome.NOT_LEASED), []
         arena = await self._nodes.arena(held.node_id) if any(block.copy.arena_offset is not None for block in batch) else None
         if arena is None:
             return [], list(batch)
@@ -299,13 +302,3 @@ def _all_failed(blocks: Sequence[_Wanted], reason: str) -> list[_Wanted]:
     for block in blocks:
         block.reason = reason
     return list(blocks)
-
-
-async def _all_of(parts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Side by side; a single one without the cost of a task."""
-    if len(parts) == 1:
-        await parts[0]
-        return
-    async with asyncio.TaskGroup() as group:
-        for part in parts:
-            group.create_task(part)
