@@ -12,35 +12,30 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
-from rich.progress import Progress, TaskID
-from rich.table import Table
 
-from kvstore.admin import bench as benchmark
 from kvstore.admin import (
+    codec_commands,
     commands,
     demo,
     explain,
     local_commands,
     measure_commands,
-    quality_commands,
-    quality_plot,
     render,
+    transfer_commands,
     upkeep,
     upkeep_tables,
 )
-from kvstore.admin.bench_plan import Measurement
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
-from kvstore.admin.quality_commands import default_cache_dir
 from kvstore.admin.saved_cluster import default_state_folder
+from kvstore.admin.terminal import JsonOption, RedisOption, err, out, progress_bars, show, tell
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
 from kvstore.units import parse_duration, parse_size
@@ -55,46 +50,31 @@ app = typer.Typer(
 local = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True)
 app.add_typer(local, name="local")
 app.add_typer(measure_commands.bench, name="bench")
-app.command("replay")(measure_commands.replay_command)
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
 """Every error of the command line parser; typer does not name it."""
 assert ClickError.__name__ == "ClickException"
 
-RedisOption = Annotated[str | None, typer.Option("--redis", envvar="LARDER_REDIS_URL", help="URL of the cluster's Redis.")]
 GatewayOption = Annotated[str | None, typer.Option("--gateway", envvar="LARDER_GATEWAY_URL", help="URL of the gateway.")]
 ApiKeyOption = Annotated[str | None, typer.Option("--api-key", envvar="LARDER_API_KEY", help="Key for the gateway; decides the namespace.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 ModelOption = Annotated[str, typer.Option(envvar="LARDER_MODEL", help='"default", a Hugging Face folder or a .gguf file.')]
 StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Where a local cluster keeps its files.")]
 
-ModelArgument = Annotated[str, typer.Argument(help='"default", a Hugging Face folder or a .gguf file.')]
-TextsArgument = Annotated[list[Path], typer.Argument(help="UTF-8 text files.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of the model.")]
-
 Result = TypeVar("Result")
-
-_WIDTH_OF_A_PIPE = 160
-"""Columns of a table that goes into a file or another program: wide enough that no cell breaks."""
-
-_out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
-_err = Console(stderr=True, highlight=False)
 
 
 @app.command()
 def status(redis: RedisOption = None, gateway: GatewayOption = None, api_key: ApiKeyOption = None, as_json: JsonOption = False) -> None:
     """Gateway, store nodes with their tiers, prefill and decode nodes."""
     record = _run(commands.status(_access(redis, gateway, api_key)))
-    _show(
-        record, as_json, render.health_line(record["gateway"]), upkeep_tables.repair_line(record["repair"]), *render.status_tables(record)
-    )
+    show(record, as_json, render.health_line(record["gateway"]), upkeep_tables.repair_line(record["repair"]), *render.status_tables(record))
 
 
 @app.command()
 def nodes(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """The members of the cluster as Redis lists them."""
     record = _run(commands.nodes(_access(redis, None, None)))
-    _show(record, as_json, render.nodes_table(record))
+    show(record, as_json, render.nodes_table(record))
 
 
 @app.command()
@@ -108,7 +88,7 @@ def locate(
 ) -> None:
     """Which nodes and tiers hold the blocks of a completion prompt."""
     record = _run(commands.locate(_access(redis, gateway, api_key), {"prompt": _text(prompt)}, replicas=replicas))
-    _show(record, as_json, render.locate_table(record), *(f"{node['node_id']}: {node['error']}" for node in record["unreachable"]))
+    show(record, as_json, render.locate_table(record), *(f"{node['node_id']}: {node['error']}" for node in record["unreachable"]))
 
 
 @app.command("explain")
@@ -122,7 +102,7 @@ def explain_command(
 ) -> None:
     """Why the held prefix of a completion prompt ends where it ends: the parts of its key, the block that is missing, and why."""
     record = _run(explain.explain(_access(redis, gateway, api_key), {"prompt": _text(prompt)}, replicas=replicas))
-    _show(record, as_json, *explain.explained_lines(record))
+    show(record, as_json, *explain.explained_lines(record))
 
 
 @app.command()
@@ -145,7 +125,7 @@ def evict(
         record = _run(commands.evict_namespace(access, namespace))
     else:
         record = _run(commands.evict_prompt(access, _text(prompt or "")))
-    _show(record, as_json, render.outcome_table("evicted", record))
+    show(record, as_json, render.outcome_table("evicted", record))
     _exit_if(any("error" in node for node in record["nodes"]))
 
 
@@ -161,7 +141,7 @@ def pin(
 ) -> None:
     """Keep the blocks of a prompt from eviction for a time, on every store node that has them. Exit code 1 when a hard pin was refused."""
     record = _run(commands.pin_prompt(_access(redis, gateway, api_key), _text(prompt), hard=hard, ttl=parse_duration(ttl)))
-    _show(record, as_json, render.outcome_table("pinned", record))
+    show(record, as_json, render.outcome_table("pinned", record))
     _exit_if(any("error" in node or node["refused_blocks"] for node in record["nodes"]))
 
 
@@ -175,7 +155,7 @@ def unpin(
 ) -> None:
     """Take the pins off the blocks of a prompt."""
     record = _run(commands.unpin_prompt(_access(redis, gateway, api_key), _text(prompt)))
-    _show(record, as_json, render.outcome_table("unpinned", record))
+    show(record, as_json, render.outcome_table("unpinned", record))
     _exit_if(any("error" in node for node in record["nodes"]))
 
 
@@ -192,27 +172,27 @@ def quota(
         record = _run(commands.quota(access, namespace))
     else:
         record = _run(commands.set_quota(access, namespace, None if limit == "none" else parse_size(limit)))
-    _show(record, as_json, render.outcome_table("quota", record))
+    show(record, as_json, render.outcome_table("quota", record))
     _exit_if(any("error" in node for node in record["nodes"]))
 
 
 @app.command()
 def verify(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Read back and check every copy on every store node. Exit code 1 when one was bad."""
-    with _err.status("verifying") as spinner:
+    with err.status("verifying") as spinner:
         record = _run(
             commands.verify(_access(redis, None, None), lambda *step: spinner.update("{}: {} of {} copies checked".format(*step)))
         )
-    _show(record, as_json, render.outcome_table("verified", record))
+    show(record, as_json, render.outcome_table("verified", record))
     _exit_if(record["bad_copies"] > 0 or any("error" in node for node in record["nodes"]))
 
 
 @app.command()
 def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     """Have every store node fetch what it should own and lacks. Exit code 1 when a block could not be had."""
-    with _err.status("repairing") as spinner:
+    with err.status("repairing") as spinner:
         record = _run(commands.repair(_access(redis, None, None), lambda *step: spinner.update("{}: {} of {} blocks".format(*step))))
-    _show(record, as_json, render.outcome_table("repaired", record))
+    show(record, as_json, render.outcome_table("repaired", record))
     _exit_if(record["failed_blocks"] > 0 or any("error" in node for node in record["nodes"]))
 
 
@@ -225,9 +205,9 @@ def drain(
 ) -> None:
     """Empty a node to the others, and say when it is safe to stop. A store node serves its blocks until then; the streams of a decode node
     move to another one, each when that one has its prefix."""
-    with _progress() as advance:
+    with progress_bars() as advance:
         record = _run(upkeep.drain(_access(redis, None, None), node, wait=wait, on_progress=lambda *step: advance(f"{node} drains", *step)))
-    _show(record, as_json, upkeep_tables.drain_text(record))
+    show(record, as_json, upkeep_tables.drain_text(record))
 
 
 @app.command()
@@ -237,9 +217,9 @@ def rebalance(
     as_json: JsonOption = False,
 ) -> None:
     """Look on every store node for copies that are not where they should be, and send them there at the repair rate."""
-    with _err.status("comparing what the nodes hold"):
+    with err.status("comparing what the nodes hold"):
         record = _run(upkeep.rebalance(_access(redis, None, None), dry_run=dry_run))
-    _show(record, as_json, upkeep_tables.rebalance_line(record), *([upkeep_tables.rebalance_table(record)] if record["blocks"] else []))
+    show(record, as_json, upkeep_tables.rebalance_line(record), *([upkeep_tables.rebalance_table(record)] if record["blocks"] else []))
     _exit_if(any("error" in each for each in record["nodes"]))
 
 
@@ -255,12 +235,12 @@ def top(
 
     async def follow() -> None:
         async with contextlib.aclosing(upkeep.samples(access, every_s=every)) as looks:
-            with contextlib.nullcontext() if once or as_json else Live(console=_out, screen=True) as screen:
+            with contextlib.nullcontext() if once or as_json else Live(console=out, screen=True) as screen:
                 async for record in looks:
                     if screen is not None:
                         screen.update(Group(upkeep_tables.repair_line(record["repair"]), upkeep_tables.top_table(record)), refresh=True)
                         continue
-                    _show(record, as_json, upkeep_tables.repair_line(record["repair"]), upkeep_tables.top_table(record))
+                    show(record, as_json, upkeep_tables.repair_line(record["repair"]), upkeep_tables.top_table(record))
                     if once:
                         return
 
@@ -280,108 +260,6 @@ def events(redis: RedisOption = None, as_json: JsonOption = False) -> None:
     _run(follow())
 
 
-@measure_commands.bench.command(measure_commands.DEFAULT_BENCH)
-def bench(
-    ops: Annotated[list[str], typer.Argument(metavar="put|get|mixed|acquire ...", help="What to measure; acquire: the lease alone.")],
-    sizes: Annotated[str, typer.Option(help="Bytes of a block, separated by commas.")] = "64k,368k,1m,4m",
-    batch: Annotated[int, typer.Option(min=1, help="Blocks of one operation.")] = 16,
-    clients: Annotated[int, typer.Option(min=1, max=64, help="Client processes.")] = 1,
-    transport: Annotated[
-        str,
-        typer.Option(
-            help="shm, ucx, tcp, grpc, or redis, memcpy and direct (reads of a file) for comparison; several with commas take turns."
-        ),
-    ] = "shm,tcp,grpc",
-    replicas: Annotated[int, typer.Option(min=1)] = 1,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Store nodes to start; default: as many as replicas.")] = None,
-    ssd: Annotated[bool, typer.Option("--ssd", help="Get from the SSD: a small host tier before it.")] = False,
-    ssd_path: Annotated[Path | None, typer.Option(help="Folder of the SSD files; a temporary one otherwise.")] = None,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Of one measurement.")] = 2.0,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of all of it; the medians are shown.")] = 1,
-    in_place: Annotated[bool, typer.Option("--in-place/--copy", help="shm: use the bytes where they lie, or copy them.")] = True,
-    check: Annotated[bool, typer.Option("--verify/--no-verify", help="shm: compare the checksum at every get.")] = True,
-    redis: RedisOption = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw throughput over size into this PNG.")] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Throughput, latency and CPU of puts and gets. Without --redis it starts store nodes of its own, and stops them."""
-    measurements = [
-        Measurement(
-            op=op,
-            size_bytes=parse_size(size),
-            batch=batch,
-            clients=clients,
-            transport=route,
-            replicas=replicas,
-            seconds=seconds,
-            in_place=in_place,
-            verify=check,
-            ssd=ssd,
-        )
-        for op in ops
-        for size in sizes.split(",")
-        for route in transport.split(",")
-    ]
-    with contextlib.ExitStack() as stack:
-        if redis is not None:
-            servers = benchmark.Servers(redis, None)
-        else:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="larder-bench-", dir=ssd_path)))
-            peer = any(measurement.transport == "redis" for measurement in measurements)
-            servers = stack.enter_context(benchmark.own_servers(folder, store_nodes=max(nodes or 0, replicas), peer_redis=peer, ssd=ssd))
-        rows = benchmark.run_all(servers, measurements, rounds=rounds, tell=_tell)
-    if plot is not None:
-        benchmark.plot(rows, plot)
-    _show({"rows": [row.as_record() for row in rows]}, as_json, render.bench_table(rows))
-
-
-@app.command()
-def calibrate(
-    model: ModelArgument,
-    texts: TextsArgument,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
-    windows: Annotated[int, typer.Option(min=1, help="Stretches of 2,048 tokens to learn from.")] = 48,
-    group_layers: Annotated[int, typer.Option(min=1, help="Layers that share a transform: more are better and slower.")] = 10,
-    threads: ThreadsOption = 1,
-    as_json: JsonOption = False,
-) -> None:
-    """Make the tables of rung klt for a model from texts like those it will serve."""
-    options = {"windows": windows, "group_layers": group_layers, "threads": threads}
-    with _progress() as advance:
-        record = quality_commands.calibrate(
-            model, texts, output, cache_dir=cache_dir_from_environment() or default_cache_dir(), options=options, progress=advance
-        )
-    _show(record, as_json, f"{record['file']}: {render.size_text(record['bytes'])}, digest {record['digest']}")
-
-
-@app.command()
-def codec_report(
-    model: ModelArgument,
-    texts: TextsArgument,
-    calibration: Annotated[Path | None, typer.Option(help="Tables of `kvctl calibrate`; without them rung klt is left out.")] = None,
-    rung: Annotated[list[str] | None, typer.Option(help="A rung to judge, klt with its step: klt:4. Repeat it for more.")] = None,
-    scored_tokens: Annotated[int, typer.Option(min=1, help="Over all texts.")] = quality_commands.SCORED_TOKENS,
-    plot: Annotated[Path | None, typer.Option(help="Write a rate-distortion plot here (.png, .svg, .pdf).")] = None,
-    threads: ThreadsOption = 1,
-    as_json: JsonOption = False,
-) -> None:
-    """What each rung costs in bits, quality and time, on texts that calibration did not see."""
-    options = {"scored_tokens": scored_tokens, "threads": threads}
-    with _progress() as advance:
-        record = quality_commands.codec_report(
-            model,
-            texts,
-            calibration=calibration,
-            rungs=rung or (),
-            cache_dir=cache_dir_from_environment() or default_cache_dir(),
-            options=options,
-            progress=advance,
-        )
-    if plot is not None:
-        quality_plot.write_plot(record["rows"], plot)
-    _show(record, as_json, render.codec_table(record))
-
-
 @app.command("demo")
 def demo_command(
     model: ModelOption = "default",
@@ -392,16 +270,16 @@ def demo_command(
     acts: list[demo.Act] = []
 
     async def play(cluster: LocalCluster) -> None:
-        async for act in demo.play(cluster, _tell):
+        async for act in demo.play(cluster, tell):
             acts.append(act)
 
     with tempfile.TemporaryDirectory(prefix="larder-demo-") as temporary:
         plan = ClusterPlan(folder=folder or Path(temporary), model=model, cache_dir=cache_dir_from_environment())
         with LocalCluster(plan) as cluster:
-            local_commands.start(cluster, _tell)
+            local_commands.start(cluster, tell)
             _run(play(cluster))
-            _tell("stopping")
-    _show({"acts": acts}, as_json, render.demo_table(acts))
+            tell("stopping")
+    show({"acts": acts}, as_json, render.demo_table(acts))
     failed = [act["name"] for act in acts if not demo.is_good(act)]
     if failed:
         raise LarderError(f"not as it should be: {', '.join(failed)}")
@@ -430,25 +308,31 @@ def local_up(
         gateway_port=port,
     )
     if foreground:
-        local_commands.run_in_foreground(plan, _tell, lambda record: _show(record, as_json, *_how_to_use(record)))
+        local_commands.run_in_foreground(plan, tell, lambda record: show(record, as_json, *_how_to_use(record)))
     else:
-        record = local_commands.start_in_background(plan, _tell)
-        _show(record, as_json, *_how_to_use(record), "stop it with: kvctl local down")
+        record = local_commands.start_in_background(plan, tell)
+        show(record, as_json, *_how_to_use(record), "stop it with: kvctl local down")
 
 
 @local.command("down")
 def local_down(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
     """Stop the cluster that `local up` started."""
     record = local_commands.stop(state_dir or default_state_folder())
-    _show(record, as_json, "stopped" if record["stopped"] else "no local cluster was running")
+    show(record, as_json, "stopped" if record["stopped"] else "no local cluster was running")
 
 
 @local.command("status")
 def local_status(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
     """The processes of the local cluster. Exit code 1 when none runs."""
     record = local_commands.status(state_dir or default_state_folder())
-    _show(record, as_json, render.processes_table(record) if record["running"] else "no local cluster is running")
+    show(record, as_json, render.processes_table(record) if record["running"] else "no local cluster is running")
     _exit_if(not record["running"])
+
+
+app.command("replay")(measure_commands.replay_command)
+measure_commands.bench.command(measure_commands.DEFAULT_BENCH)(transfer_commands.transfers)
+app.command("calibrate")(codec_commands.calibrate)
+app.command("codec-report")(codec_commands.codec_report)
 
 
 def main() -> NoReturn:
@@ -490,38 +374,6 @@ def _access(redis: str | None, gateway: str | None, api_key: str | None) -> Clus
 
 def _run(work: Coroutine[Any, Any, Result]) -> Result:
     return asyncio.run(work)
-
-
-def _show(record: Mapping[str, Any], as_json: bool, *parts: str | Table) -> None:
-    if as_json:
-        print(json.dumps(record), flush=True)
-        return
-    for part in parts:
-        # A line of text is for copying: a command that was broken at the terminal's width is another command.
-        _out.print(part, soft_wrap=isinstance(part, str), markup=False)
-
-
-def _tell(text: str) -> None:
-    _err.print(text, style="dim", soft_wrap=True, markup=False)
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A bar on stderr for each thing that is counted; where nothing is, not even an empty line before the error."""
-    bars = Progress(console=_err)
-    tasks: dict[str, TaskID] = {}
-
-    def advance(what: str, done: int, total: int) -> None:
-        if what not in tasks:
-            tasks[what] = bars.add_task(what, total=total)
-            bars.start()
-        bars.update(tasks[what], completed=done)
-
-    try:
-        yield advance
-    finally:
-        if tasks:
-            bars.stop()
 
 
 def _text(argument: str) -> str:

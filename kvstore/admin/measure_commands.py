@@ -5,13 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from typer.core import TyperGroup
@@ -25,6 +23,7 @@ from kvstore.admin.quality_commands import default_cache_dir, engine_speed
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
+from kvstore.admin.terminal import JsonOption, err, out
 from kvstore.admin.trace import load_trace
 from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
@@ -32,11 +31,6 @@ from kvstore.units import MIB
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
-_WIDTH_OF_A_PIPE = 160
-
-_out = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_OF_A_PIPE)
-_err = Console(stderr=True, highlight=False)
-
 DEFAULT_BENCH = "transfers"
 """What `kvctl bench` measures when its first argument names no benchmark: `kvctl bench get put`."""
 
@@ -55,8 +49,6 @@ bench = typer.Typer(
 )
 
 _LOAD = Load()
-
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 
 
 def replay_command(
@@ -93,7 +85,7 @@ def replay_command(
     if as_json:
         print(json.dumps({"rows": [dataclasses.asdict(row) for row in rows]}), flush=True)
     else:
-        _out.print(_replay_table(rows))
+        out.print(_replay_table(rows))
 
 
 @bench.command("core")
@@ -133,7 +125,7 @@ def bench_core(
     disk = Table("SSD tier", "GB/s", "dd, direct", "share")
     disk.add_row("write", f"{speed.write:.2f}", f"{speed.dd_write:.2f}", f"{speed.write_share:.2f}")
     disk.add_row("read", f"{speed.read:.2f}", f"{speed.dd_read:.2f}", f"{speed.read_share:.2f}")
-    _out.print(table, disk)
+    out.print(table, disk)
 
 
 @bench.command("pd")
@@ -149,7 +141,7 @@ def bench_pd(
 ) -> None:
     """Prefill beside decode under long prompts: first come first served, two queues in one process, two processes."""
     load = Load(seconds=seconds, chats_per_s=chats, longs_per_s=longs, long_words=long_words, seed=seed)
-    rows = compare(load, model=model, cache_dir=cache_dir_from_environment(), tell=lambda text: _err.print(text))
+    rows = compare(load, model=model, cache_dir=cache_dir_from_environment(), tell=lambda text: err.print(text))
     if plot is not None:
         save_pd_plot(rows, plot)
     if as_json:
@@ -160,7 +152,7 @@ def bench_pd(
     for row in rows:
         values = [str(row[name][at]) for name in pairs for at in ("p50", "p99")]
         table.add_row(row["way"], *values, str(row["tokens_per_s"]), str(row["failed"]))
-    _out.print(table)
+    out.print(table)
 
 
 @bench.command("engine")
@@ -191,7 +183,7 @@ def bench_engine(
     for row in record["rows"]:
         speeds = (str(row[name]["tokens_per_s"]) for name in ("larder", "transformers"))
         table.add_row(row["what"], str(row["size"]), *speeds, str(row["ratio"]))
-    _out.print(table)
+    out.print(table)
 
 
 @bench.command("placement")
@@ -223,7 +215,7 @@ def bench_placement(
         f"{cost.join_moved:.4%} (least {cost.join_least:.4%})",
         f"{cost.leave_moved:.4%} (least {cost.leave_least:.4%})",
     )
-    _out.print(table)
+    out.print(table)
 
 
 def _replay_table(rows: list[Row]) -> Table:
@@ -237,7 +229,7 @@ def _replay_table(rows: list[Row]) -> Table:
 
 def _progress() -> Progress:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=_err, transient=True)
+    return Progress(*columns, console=err, transient=True)
 
 
 def _count(text: str) -> int:

@@ -5,13 +5,13 @@ import io
 import pytest
 from rich.console import Console
 
-from kvstore.admin import kvctl
+from kvstore.admin import kvctl, terminal
 from kvstore.errors import NotFound
 
 
 def test_a_command_to_copy_stays_on_one_line_in_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(kvctl, "_out", Console(file=terminal, force_terminal=True, width=40, highlight=False))
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "out", Console(file=screen, force_terminal=True, width=40, highlight=False))
     record = {
         "gateway_url": "http://127.0.0.1:8000",
         "redis_url": "redis://127.0.0.1:6379/0",
@@ -19,16 +19,16 @@ def test_a_command_to_copy_stays_on_one_line_in_a_narrow_terminal(monkeypatch: p
         "model": "some-model",
     }
     lines = kvctl._how_to_use(record)
-    kvctl._show(record, False, *lines)
-    assert terminal.getvalue().splitlines() == lines
+    terminal.show(record, False, *lines)
+    assert screen.getvalue().splitlines() == lines
 
 
 def test_an_error_before_any_progress_is_not_led_by_an_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(kvctl, "_err", Console(file=terminal, width=80))
-    with pytest.raises(NotFound), kvctl._progress():
+    screen = io.StringIO()
+    monkeypatch.setattr(terminal, "err", Console(file=screen, width=80))
+    with pytest.raises(NotFound), terminal.progress_bars():
         raise NotFound("no member")
-    assert terminal.getvalue() == ""
-    with kvctl._progress() as advance:
+    assert screen.getvalue() == ""
+    with terminal.progress_bars() as advance:
         advance("s1 drains", 1, 2)
-    assert "s1 drains" in terminal.getvalue()
+    assert "s1 drains" in screen.getvalue()
