@@ -32,13 +32,13 @@ _CLIENT_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Sizes in words and tokens; rates in requests a second."""
+    """Sizes in words and tokens; rates in requests a second. By default long prompts come often enough to meet chats that decode."""
 
     seconds: float = 60.0
-    chats_per_s: float = 0.4
+    chats_per_s: float = 0.8
     chat_words: int = 40
     chat_tokens: int = 48
-    longs_per_s: float = 0.05
+    longs_per_s: float = 0.15
     long_words: int = 900
     long_tokens: int = 8
     seed: int = 1
