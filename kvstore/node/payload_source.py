@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.extent import Extent, Tier
 from kvstore.errors import CorruptPayload
+from kvstore.tiers.direct import aligned_memory
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.tiers.tier import Tier as Medium
@@ -17,6 +20,11 @@ from kvstore.units import MIB, Nanos, to_seconds
 INLINE_BYTES = 2 * MIB
 """Up to here a checksum (4 to 10 GB/s; 13 us for 368 KiB in the cache) is done on the event loop: a hop to a thread and back costs 100 us
 and more on busy cores. A longer one would keep other calls waiting."""
+
+
+class Stored(NamedTuple):
+    extent: Extent
+    checksum: int
 
 
 class PayloadSource:
@@ -42,22 +50,41 @@ class PayloadSource:
         else:
             medium = self._beside[extent.tier]
             assert medium is not None
-            payload = memoryview(bytearray(extent.length))
+            payload = aligned_memory(extent.length)
             medium.read_into(extent.region, extent.offset, payload)
         if payload_checksum(payload) != checksum:
             raise CorruptPayload(f"{extent.tier.name} region {extent.region} [{extent.offset}, +{extent.length}) is not what was stored")
         return payload
 
     async def read(self, extent: Extent, checksum: int) -> memoryview:
-        """The same without blocking the loop, and with a bound: a hung medium is a TierFailure after the timeout. The thread that hangs
-        fills memory that nobody looks at any more."""
+        """The same without blocking the loop. Raises also as `read_each`."""
         if self.is_quick(extent):
             return self.read_now(extent, checksum)
+        [payload] = await self.read_each([Stored(extent, checksum)])
+        if isinstance(payload, Exception):
+            raise payload
+        return payload
+
+    async def read_each(self, wanted: Sequence[Stored]) -> list[memoryview | TierFailure | CorruptPayload]:
+        """Each payload, or why there is none; one after another in one thread, for one hop there and back.
+
+        Raises TierFailure when not all are done within the timeout: a medium that hangs. Then the thread fills memory that nobody looks
+        at any more.
+        """
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(to_seconds(self._timeout)):
-                return await loop.run_in_executor(self._executor, functools.partial(self.read_now, extent, checksum))
+                return await loop.run_in_executor(self._executor, functools.partial(self._read_each_now, wanted))
         except TimeoutError:
             raise TierFailure(
-                FailureReason.TIMEOUT, f"{extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
+                FailureReason.TIMEOUT, f"{wanted[0].extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
             ) from None
+
+    def _read_each_now(self, wanted: Sequence[Stored]) -> list[memoryview | TierFailure | CorruptPayload]:
+        found: list[memoryview | TierFailure | CorruptPayload] = []
+        for stored in wanted:
+            try:
+                found.append(self.read_now(*stored))
+            except (TierFailure, CorruptPayload) as error:
+                found.append(error)
+        return found
