@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
@@ -22,6 +21,12 @@ INLINE_BYTES = 2 * MIB
 and more on busy cores. A longer one would keep other calls waiting."""
 
 
+Found = memoryview | TierFailure | CorruptPayload
+
+RUN_BYTES = 1 * MIB
+"""Read by one thread at a time: a hop to a thread and back costs 100 us and more on busy cores, as much as the disk takes for 200 KiB."""
+
+
 class Stored(NamedTuple):
     extent: Extent
     checksum: int
@@ -33,6 +38,8 @@ class PayloadSource:
         self._beside = {Tier.SSD: ssd, Tier.GPU: gpu}
         self._executor = executor
         self._timeout = timeout
+        self._under_way: dict[Stored, tuple[asyncio.Future[list[Found]], int]] = {}
+        """In which job, and as which of it."""
 
     def is_quick(self, extent: Extent) -> bool:
         """True: `read_now` is fit for the event loop."""
@@ -65,23 +72,34 @@ class PayloadSource:
             raise payload
         return payload
 
-    async def read_each(self, wanted: Sequence[Stored]) -> list[memoryview | TierFailure | CorruptPayload]:
+    async def read_each(self, wanted: Sequence[Stored]) -> list[Found]:
         """Each payload, or why there is none; one after another in one thread, for one hop there and back.
+
+        What is being read already, for a reader or a promotion, is not read twice: both get the same memory, and neither may write to it.
 
         Raises TierFailure when not all are done within the timeout: a medium that hangs. Then the thread fills memory that nobody looks
         at any more.
         """
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(to_seconds(self._timeout)):
-                return await loop.run_in_executor(self._executor, functools.partial(self._read_each_now, wanted))
-        except TimeoutError:
-            raise TierFailure(
-                FailureReason.TIMEOUT, f"{wanted[0].extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
-            ) from None
+        if all(self.is_quick(stored.extent) for stored in wanted):
+            return self._read_each_now(wanted)
+        fresh = [stored for stored in wanted if stored not in self._under_way]
+        if fresh:
+            job = asyncio.get_running_loop().run_in_executor(self._executor, self._read_each_now, fresh)
+            self._under_way |= {stored: (job, index) for index, stored in enumerate(fresh)}
+            job.add_done_callback(lambda _: self._ended(fresh))
+        ways = [self._under_way[stored] for stored in wanted]
+        _, late = await asyncio.wait({job for job, _ in ways}, timeout=to_seconds(self._timeout))  # cancels none: they may be another's too
+        if late:
+            tier = wanted[0].extent.tier.name
+            raise TierFailure(FailureReason.TIMEOUT, f"{tier} gave no answer within {to_seconds(self._timeout):.1f} s")
+        return [job.result()[index] for job, index in ways]
 
-    def _read_each_now(self, wanted: Sequence[Stored]) -> list[memoryview | TierFailure | CorruptPayload]:
-        found: list[memoryview | TierFailure | CorruptPayload] = []
+    def _ended(self, stored: Sequence[Stored]) -> None:
+        for one in stored:
+            self._under_way.pop(one, None)
+
+    def _read_each_now(self, wanted: Sequence[Stored]) -> list[Found]:
+        found: list[Found] = []
         for stored in wanted:
             try:
                 found.append(self.read_now(*stored))

@@ -15,7 +15,7 @@ from kvstore.core.events import ReadItem, ReadOutcome, ReadStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import CorruptPayload, Unavailable
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_source import INLINE_BYTES, PayloadSource, Stored
+from kvstore.node.payload_source import INLINE_BYTES, RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
 from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.units import MIB, Nanos, to_seconds
@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 Entry = memoryview | ReadStatus
 """A payload, or why there is none."""
 
-_RUN_BYTES = 1 * MIB
-"""Read by one thread at a time: a hop to a thread and back costs 100 us and more on busy cores, as much as the disk takes for 200 KiB."""
 _RUNS_AHEAD = 4
 """Read and checked while earlier ones are sent: hides the disk's latency, and keeps it busy."""
 _AHEAD_BYTES = 8 * MIB
@@ -116,7 +114,7 @@ def _runs(items: Sequence[ReadItem], source: PayloadSource, *, check_host: bool,
             assert item.extent is not None
             is_slow = item.extent.tier is not Tier.HOST if not check_host else not source.is_quick(item.extent)
             length = item.extent.length
-        is_full = size + length > _RUN_BYTES if is_slow else size >= gather_bytes
+        is_full = size + length > RUN_BYTES if is_slow else size >= gather_bytes
         if index > start and (is_slow is not was_slow or is_full):
             yield _Run(range(start, index), size, was_slow)
             start, size = index, 0
@@ -145,7 +143,7 @@ async def _read_run(read: OpenRead, run: _Run, source: PayloadSource) -> list[En
     if not read.is_open:
         return [ReadStatus.NOT_LEASED] * len(run.indices)
     wanted = [Stored(item.extent, item.checksum) for index in run.indices if (item := read.items[index]).extent is not None]
-    found: Sequence[memoryview | TierFailure | CorruptPayload]
+    found: Sequence[Found]
     try:
         found = await source.read_each(wanted)
     except TierFailure as failure:
