@@ -75,10 +75,6 @@ class StoreProcess:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def exit_code(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
-    @property
     def pid(self) -> int | None:
         return self._process.pid if self.up and self._process is not None else None
 
