@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
-from kvstore.core.placement import place, rank_all
+from kvstore.core.placement import place, rank_all, reading_places
 from kvstore.core.repair_plan import Shipment
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
@@ -110,7 +110,9 @@ class Handover:
             foreign: list[_Foreign] = []
             for number, stripe in enumerate(repairer.catalog.stripes(bucket), start=1):
                 owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
+                if repairer.node_id not in reading_places(stripe.stripe, view, replicas=repairer.replicas) and self._confirmed.get(
+                    stripe.stripe
+                ) != (view.epoch, stripe.digest):
                     members = tuple(member for owner in owners if (member := view.member(owner)) is not None)
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
@@ -186,7 +188,7 @@ class Handover:
                     held[member.node_id] |= await repairer.sender.held_by(member, key_space, hashes)
             for stripe, blocks in stripes:
                 owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners:
+                if repairer.node_id not in reading_places(stripe.stripe, view, replicas=repairer.replicas):
                     found.surplus_blocks += len(blocks)
                     found.surplus_bytes += stripe.bytes
                 order = rank_all(stripe.stripe, stores)

@@ -27,6 +27,7 @@ from kvstore.node.config import NodeConfig, ShmAccess
 from kvstore.node.data_doors import DataDoors
 from kvstore.node.event_feed import EventFeed
 from kvstore.node.handover import Handover
+from kvstore.node.hot_stripes import HotStripes
 from kvstore.node.inventory import Inventory
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
@@ -191,6 +192,8 @@ class NodeServer:
         if self.config.repair.rate:
             self._node.spawn(self._repairer.run())
             self._node.spawn(self._handover.run())
+            if self._own is not None:
+                self._node.spawn(HotStripes(self._repairer, self._own, take_heat=self._state.heat.take).run())
             if self.config.repair.anti_entropy_every:
                 self._node.spawn(AntiEntropy(self._repairer).run(self.config.repair.anti_entropy_every))
 

@@ -9,14 +9,14 @@ import asyncio
 import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from enum import StrEnum
 from typing import NoReturn
 
 from kvstore.core.view import TRANSITIONS, Member, MemberEvent, MemberState, View
 from kvstore.errors import ConfigError, StaleView
-from kvstore.ids import Epoch
+from kvstore.ids import Epoch, StripeId
 from kvstore.registry.backoff import Backoff
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.redis_link import RedisLink, RegistryAway, Renewal
@@ -142,6 +142,13 @@ class RedisRegistry:
             raise StaleView(f"{self._member.node_id} has no stripes to take over now; it must renew first")
         self._member = dataclasses.replace(self._member, takeover=takeover)
         self._poll_now.set()
+
+    async def announce_hot(self, stripes: Mapping[StripeId, int], *, ttl: Nanos) -> None:
+        """Stripes of this member that many read -> extra replicas, for so long. Raises RegistryAway, StaleView."""
+        assert self._member is not None, "not joined"
+        if not await self._link.announce_hot(self._member, stripes, ttl=ttl):
+            raise StaleView(f"{self._member.node_id} owns no stripes now; it must renew first")
+        await self._poll()
 
     async def leave(self) -> None:
         """-> LEFT; stop renewing. Raises RegistryAway, StaleView; the process may end all the same: its lease runs out."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from kvstore.core.view import Member, View
+from kvstore.ids import StripeId
+from kvstore.units import Nanos
 
 
 class ViewSource(Protocol):
@@ -26,6 +29,10 @@ class OwnMember(Protocol):
 
     async def take_over(self, takeover: float) -> None:
         """Raises RegistryAway, StaleView."""
+        ...
+
+    async def announce_hot(self, stripes: Mapping[StripeId, int], *, ttl: Nanos) -> None:
+        """In the view when this returns, or soon after. Raises RegistryAway, StaleView."""
         ...
 
 
