@@ -64,8 +64,11 @@ class Tracked(Generic[Backend, Load]):
     def is_suspect(self, now: Nanos) -> bool:
         return not self.answers or now < self._excluded_until or self.member.state is MemberState.SUSPECT
 
-    def on_call_failed(self, now: Nanos) -> None:
-        """Suspect for a while, longer each time: a node may answer polls and still fail every stream."""
+    def on_call_failed(self, now: Nanos, *, silent: bool = False) -> None:
+        """Suspect for a while, longer each time: a node may answer polls and still fail every stream. A `silent` one is suspect until it
+        answers a poll: its streams have gone, so it would look like the least busy of all."""
+        if silent:
+            self.misses = max(self.misses, MISSES_UNTIL_SUSPECT)
         pause = min(_LONGEST_EXCLUSION, _FIRST_EXCLUSION << min(self._failures, 10))
         self._failures += 1
         self._excluded_until = Nanos(now + pause)

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_node.gateway.nodes import FinishedOut, GenerateEvent, Heartbeat, PrefixLoaded, TokenOut
+from decode_node.gateway.silence import Silence
 from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
-from kvstore.units import Nanos, milliseconds, to_seconds
-
-_LATE = milliseconds(100)
-"""A timer that fires this much after its time: it was this process that stood still, so the silence may be its own."""
+from kvstore.units import Nanos, to_seconds
 
 
 class FailoverReason(StrEnum):
@@ -65,14 +63,15 @@ class WatchedStream:
         self._clock = clock
         self._silence_limit = patience.connect
         self._token_limit = patience.first_token
-        self._last_token_at = clock.now()
+        self._last_token_at = self.heard_at = clock.now()
+        """`heard_at`: when the last sign of life was read; the start, before the first."""
 
     async def next(self) -> PrefixLoaded | TokenOut | FinishedOut:
         """The next event that is no heartbeat. Raises AttemptFailed; InvalidRequest when the node refuses the request as such."""
         while True:
             event = await self._read()
             self._silence_limit = self._patience.heartbeat
-            now = self._clock.now()
+            now = self.heard_at = self._clock.now()
             if isinstance(event, Heartbeat):
                 if self._published is not None and not self._published.over:
                     self._last_token_at = now
@@ -99,21 +98,15 @@ class WatchedStream:
 
     async def _within_patience(self, pending: asyncio.Future[GenerateEvent | None]) -> GenerateEvent | None:
         """Not asyncio.timeout: that would cancel the read, and with it the call, before it can be asked whose silence it was."""
-        excused = False
+        silence = Silence(self._silence_limit, now=self._clock.now())
         try:
-            deadline = self._clock.now() + self._silence_limit
             while True:
-                await asyncio.wait((pending,), timeout=to_seconds(Nanos(max(0, deadline - self._clock.now()))))
+                await asyncio.wait((pending,), timeout=to_seconds(silence.next_look))
                 if pending.done():
                     return pending.result()
-                now = self._clock.now()
-                if now < deadline:
-                    continue
-                if excused or now - deadline < _LATE:
+                if silence.look(self._clock.now()):
                     silent = Unavailable(f"nothing came for {to_seconds(self._silence_limit):.1f} s")
                     raise AttemptFailed(FailoverReason.SILENT, silent)
-                excused = True
-                deadline = now + self._silence_limit
         finally:
             if not pending.done():
                 pending.cancel()
