@@ -163,7 +163,7 @@ class Session:
         )
         with node.busy():
             async with node.backend.generate(call) as stream:
-                watched = WatchedStream(stream, patience=self._limits.patience, clock=self._clock, published=published)
+                watched = WatchedStream(stream, patience=self._limits.patience, pace=node.pace, clock=self._clock, published=published)
                 while True:
                     try:
                         event = await self._next_event(watched)

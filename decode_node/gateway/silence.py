@@ -2,6 +2,7 @@
 
 On a busy machine the gateway itself may not run for a while, and what a node sent meanwhile lies unread. So time counts only as far as
 this process was demonstrably there: it looks in every `LOOK_EVERY`, and an interval that took more than twice as long is its own lateness.
+And a node that hardly gets to run itself answers late before it answers never: it is held against its own pace.
 """
 
 from __future__ import annotations
@@ -9,6 +10,27 @@ from __future__ import annotations
 from kvstore.units import Nanos, milliseconds
 
 LOOK_EVERY = milliseconds(100)
+
+_SLOWER = 3
+"""A silence this much longer than the longest of the last ones means something."""
+_MOST = 5
+"""Times the limit: the longest that a slow node is waited for."""
+_KEPT = 0.8
+"""Of the longest silence, at each later sign of life: at the rate of tokens a slow moment is soon forgotten."""
+
+
+class Pace:
+    """How long one node let others wait for a sign of life lately, on its streams and when it was polled."""
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    def note(self, waited: Nanos) -> None:
+        self._longest = max(float(waited), self._longest * _KEPT)
+
+    def limit(self, least: Nanos) -> Nanos:
+        """`least`, and more for a node that was slow lately."""
+        return Nanos(min(_MOST * least, max(least, round(_SLOWER * self._longest))))
 
 
 class Silence:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_node.gateway.nodes import FinishedOut, GenerateEvent, Heartbeat, PrefixLoaded, TokenOut
-from decode_node.gateway.silence import Silence
+from decode_node.gateway.silence import Pace, Silence
 from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
@@ -54,10 +54,17 @@ class StreamPatience:
 
 class WatchedStream:
     def __init__(
-        self, stream: AsyncIterator[GenerateEvent], *, patience: StreamPatience, clock: Clock, published: PublishedPrefix | None = None
+        self,
+        stream: AsyncIterator[GenerateEvent],
+        *,
+        patience: StreamPatience,
+        pace: Pace,
+        clock: Clock,
+        published: PublishedPrefix | None = None,
     ) -> None:
-        """`published`: what the node may be waiting for; until it is over, nobody is late with the first token."""
+        """`pace` is the node's. `published`: what it may be waiting for; until that is over, nobody is late with the first token."""
         self._stream = stream
+        self._pace = pace
         self._published = published
         self._patience = patience
         self._clock = clock
@@ -98,14 +105,17 @@ class WatchedStream:
 
     async def _within_patience(self, pending: asyncio.Future[GenerateEvent | None]) -> GenerateEvent | None:
         """Not asyncio.timeout: that would cancel the read, and with it the call, before it can be asked whose silence it was."""
-        silence = Silence(self._silence_limit, now=self._clock.now())
+        began = self._clock.now()
+        limit = self._pace.limit(self._silence_limit)
+        silence = Silence(limit, now=began)
         try:
             while True:
                 await asyncio.wait((pending,), timeout=to_seconds(silence.next_look))
                 if pending.done():
+                    self._pace.note(Nanos(self._clock.now() - began))
                     return pending.result()
                 if silence.look(self._clock.now()):
-                    silent = Unavailable(f"nothing came for {to_seconds(self._silence_limit):.1f} s")
+                    silent = Unavailable(f"nothing came for {to_seconds(limit):.1f} s")
                     raise AttemptFailed(FailoverReason.SILENT, silent)
         finally:
             if not pending.done():

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvstore.admin import commands
+from kvstore.admin import commands, upkeep
 from kvstore.admin.cluster_access import ClusterAccess
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.stream_client import Stream
@@ -84,6 +84,36 @@ def test_a_stream_outlives_its_decode_node_with_the_same_tokens(cluster: LocalCl
     assert len(killed.token_ids) == 700
     assert killed.token_ids == undisturbed.token_ids
     assert killed.text == undisturbed.text
+
+
+def test_a_drain_moves_the_streams_of_a_decode_node_and_they_do_not_show_it(cluster: LocalCluster, connect: Any) -> None:
+    """What `kvctl drain` calls, under several streams."""
+    samplings: list[dict[str, object]] = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}] * 2
+    texts = [f"{TEXT} And {number} times?" for number in range(len(samplings))]
+
+    async def ask() -> tuple[list[Stream], list[Stream]]:
+        async with connect(cluster) as client:
+            halfway = asyncio.Event()
+
+            def tell(stream: Stream) -> None:
+                if len(stream.token_ids) >= 40:
+                    halfway.set()
+
+            def all_streams(tokens: int, **more: Any) -> Any:
+                asked = zip(texts, samplings, strict=True)
+                return asyncio.gather(*(client.stream(text, max_tokens=tokens, **more, **sampling) for text, sampling in asked))
+
+            moved = asyncio.ensure_future(all_streams(400, on_token=tell))
+            await asyncio.wait((moved, asyncio.ensure_future(halfway.wait())), return_when=asyncio.FIRST_COMPLETED)
+            await upkeep.drain(access_of(cluster), "decode-1", wait=True, on_progress=lambda *_: None)
+            return await moved, await all_streams(400)
+
+    moved, undisturbed = asyncio.run(ask())
+    cluster.restart("decode-1")
+    assert [stream.token_ids for stream in moved] == [stream.token_ids for stream in undisturbed]
+    assert sum(stream.larder["failovers"] for stream in moved) == 0
+    assert sum(stream.larder["moves"] for stream in moved) >= 1
+    assert all(stream.larder["decode_nodes"] == ["decode-1", "decode-2"] for stream in moved if stream.larder["moves"])
 
 
 def test_a_store_node_that_dies_leaves_the_other_replica(cluster: LocalCluster, connect: Any) -> None:

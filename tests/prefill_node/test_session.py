@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
-import threading
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from decode_node.gateway.silence import LOOK_EVERY, Silence
+from decode_node.gateway.silence import LOOK_EVERY, Pace, Silence
 from kvstore.units import Nanos, milliseconds
 
 LIMIT = milliseconds(900)
@@ -67,3 +67,18 @@ def test_however_the_looks_come_at_most_the_limit_of_waking_time_passes(seed: in
             awake += step if step <= 2 * LOOK_EVERY else LOOK_EVERY
             assert awake < 2 * LIMIT, f"seed {seed}"
         assert now >= LIMIT
+
+
+def test_a_node_is_held_against_its_own_pace() -> None:
+    pace = Pace()
+    assert pace.limit(LIMIT) == LIMIT
+    for _ in range(50):
+        pace.note(milliseconds(200))  # as a healthy one does
+    assert pace.limit(LIMIT) == LIMIT
+    pace.note(milliseconds(700))
+    assert pace.limit(LIMIT) == milliseconds(2_100)
+    pace.note(milliseconds(8_000))
+    assert pace.limit(LIMIT) == 5 * LIMIT, "and no longer"
+    for _ in range(20):
+        pace.note(milliseconds(20))
+    assert pace.limit(LIMIT) == LIMIT, "tokens at their usual pace: forgotten"
