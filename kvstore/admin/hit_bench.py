@@ -24,7 +24,7 @@ Tell = Callable[[str], None]
 class HitPlan:
     prompt_tokens: int = 2000
     prompts: int = 4
-    """Asked in turn, so that the decode node's pool, which holds three of them, has always let go of the next one."""
+    """Asked in turn, so that the decode node's pool, which holds two of them, has always let go of the next one."""
     rounds: int = 3
     batch: int = 4
     """Streams that run while prefixes are loaded."""
@@ -33,7 +33,7 @@ class HitPlan:
 
     @property
     def pool_blocks(self) -> int:
-        return (self.prompts - 1) * -(-self.prompt_tokens // self.block_tokens) + self.block_tokens // 2
+        return 2 * -(-self.prompt_tokens // self.block_tokens) + self.block_tokens // 2
 
 
 def hit_cluster(plan: HitPlan, *, folder: Path, model: str, cache_dir: Path | None) -> ClusterPlan:

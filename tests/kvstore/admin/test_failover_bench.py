@@ -28,7 +28,7 @@ def test_gaps_are_parted_by_whether_they_touch_a_load() -> None:
 def test_the_pool_of_the_hits_has_let_go_of_each_prompt_when_its_turn_comes(tmp_path: Path) -> None:
     plan = HitPlan()
     blocks = -(-plan.prompt_tokens // plan.block_tokens)
-    assert blocks <= plan.pool_blocks < plan.prompts * (plan.prompt_tokens // plan.block_tokens)
+    assert blocks <= plan.pool_blocks < (plan.prompts - 1) * (plan.prompt_tokens // plan.block_tokens)
     compute = dict(hit_cluster(plan, folder=tmp_path, model="m", cache_dir=None).compute)
     assert compute["pool_blocks"] == plan.pool_blocks
 
