@@ -10,10 +10,10 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import place
+from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import StaleView
 from kvstore.ids import Epoch, NodeId
-from kvstore.node.repair_config import RepairConfig
 from kvstore.node.walk import walk
 from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.peer_stub import PeerStub

@@ -15,7 +15,8 @@ import pytest
 from kvstore.core.view import MemberState, Role
 from kvstore.errors import ConfigError, StaleView
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
-from kvstore.registry.redis_link import RedisLink, Renewal
+from kvstore.registry.redis_link import RedisLink
+from kvstore.registry.standing import Renewal
 from kvstore.units import milliseconds, seconds
 
 

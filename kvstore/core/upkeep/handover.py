@@ -5,7 +5,6 @@ After a join that is surplus; on a draining node it is everything, and "all conf
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,13 +14,12 @@ from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import place, rank_all
 from kvstore.core.repair_plan import Shipment
+from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
+from kvstore.core.upkeep.sender import by_key_space
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
-from kvstore.node.node import Node
-from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
-from kvstore.node.sender import by_key_space
-from kvstore.units import Nanos, milliseconds, seconds, to_seconds
+from kvstore.units import Nanos, milliseconds, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -58,10 +56,10 @@ class _Foreign(NamedTuple):
 
 
 class Handover:
-    """Belongs to the event loop of its node. `run` never returns."""
+    """`run` never returns."""
 
-    def __init__(self, node: Node, repairer: Repairer) -> None:
-        self._node = node
+    def __init__(self, repairer: Repairer) -> None:
+        self._surroundings = repairer.surroundings
         self._repairer = repairer
         self._drain: DrainProgress | None = None
         self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
@@ -83,14 +81,14 @@ class Handover:
         repairer = self._repairer
         swept_epoch, sent_before, next_sweep = Epoch(-1), 0, Nanos(0)
         while True:
-            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            await self._surroundings.pause(_LOOK_EVERY)
             epoch, draining = repairer.view.epoch, self.draining
             if not draining:
                 self._drain = None
                 self._confirmed.clear()
                 if not repairer.config.drop_surplus:
                     continue
-            if epoch == swept_epoch and self._node.now() < next_sweep:
+            if epoch == swept_epoch and self._surroundings.now() < next_sweep:
                 continue
             # Others may be about to send their part: nothing is missing before they have.
             if not repairer.idle or repairer.settled_epoch < epoch or not await repairer.others_settled():
@@ -99,7 +97,7 @@ class Handover:
             swept_epoch, sent_before = epoch, repairer.counters.sent_blocks
             again_soon = await self._sweep(draining=draining) and moved
             slow = _DRAIN_SWEEP_EVERY if draining else max(repairer.config.anti_entropy_every, _SURPLUS_SWEEP_EVERY)
-            next_sweep = Nanos(self._node.now() + (_LOOK_EVERY if again_soon else slow))
+            next_sweep = Nanos(self._surroundings.now() + (_LOOK_EVERY if again_soon else slow))
 
     async def _sweep(self, *, draining: bool) -> bool:
         """One look at everything that is not this node's. Whether some of it has to be sent."""
@@ -114,7 +112,7 @@ class Handover:
                     members = tuple(member for owner in owners if (member := view.member(owner)) is not None)
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
-                    await asyncio.sleep(0)
+                    await self._surroundings.pause(Nanos(0))
             whole = []
             lacking = await self._lacking(foreign, verify=False)
             for one in foreign:
@@ -139,7 +137,7 @@ class Handover:
                     remaining_blocks += len(stripe.blocks)
                     remaining_bytes += stripe.bytes
                 if number % (16 * STRIPES_AT_A_TIME) == 0:
-                    await asyncio.sleep(0)
+                    await self._surroundings.pause(Nanos(0))
             safe = remaining_blocks == 0 and view.epoch == repairer.view.epoch
             self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes)
         return sends
@@ -167,8 +165,8 @@ class Handover:
 
     async def _drop(self, one: _Foreign) -> None:
         """Leased copies stay, and go with a later sweep or for room."""
-        evict = EvictRequested(request_id=self._node.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
-        self._repairer.counters.dropped_blocks += (await self._node.ask(evict, AnswerEvict)).evicted_copies
+        evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
+        self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 
     async def misplaced(self) -> Misplaced:
         """What would move if everything was put in its place now. Asks every store what it holds; of its holders the first in rendezvous
@@ -197,7 +195,7 @@ class Handover:
                     target = view.member(owner)
                     if lacks and target is not None:
                         found.shipments.append(shipment_of(stripe, target, lacks, living=1, spare_room_only=False))
-            await asyncio.sleep(0)
+            await self._surroundings.pause(Nanos(0))
         return found
 
 
