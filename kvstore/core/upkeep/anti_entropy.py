@@ -38,13 +38,16 @@ async def shared_stripes(repairer: Repairer, view: View, other: NodeId, bucket: 
 
 
 async def bucket_digests(repairer: Repairer, view: View, other: NodeId, first: int, count: int) -> list[int]:
-    digests = []
+    digests, seen = [], 0
     for bucket in range(first, first + count):
         digest = 0
         for stripe in await shared_stripes(repairer, view, other, bucket):
             digest ^= stripe.digest
+            seen += 1
         digests.append(digest)
-        await repairer.surroundings.pause(Nanos(0))
+        if seen >= STRIPES_AT_A_TIME:
+            seen = 0
+            await repairer.surroundings.pause(Nanos(0))
     return digests
 
 

@@ -113,24 +113,27 @@ class Handover:
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
                     await self._surroundings.pause(Nanos(0))
-            whole = []
+            candidates: list[tuple[_Foreign, bool]] = []
             lacking = await self._lacking(foreign, verify=False)
             for one in foreign:
                 missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
                 if missing:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
-                elif one.owners:
-                    whole.append(one)
-            lacking = await self._lacking(whole, verify=True)
-            for one in whole:
-                if any(digest in lacking[owner.node_id] for owner in one.owners for digest in one.blocks):
+                # What an owner has no room for keeps no other block of the stripe from going.
+                here_and_there = tuple(digest for digest in one.blocks if digest not in missing)
+                if one.owners and here_and_there and not (draining and missing):
+                    candidates.append((one._replace(blocks=here_and_there), not missing))
+            lacking = await self._lacking([one for one, _ in candidates], verify=True)
+            for one, is_whole in candidates:
+                bad = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
+                if bad:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
-                elif draining:
+                if not draining:
+                    await self._drop(one._replace(blocks=tuple(digest for digest in one.blocks if digest not in bad)))
+                elif is_whole and not bad:
                     self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
-                else:
-                    await self._drop(one)
         if draining:
             for number, stripe in enumerate(repairer.catalog, start=1):
                 if self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
@@ -165,6 +168,8 @@ class Handover:
 
     async def _drop(self, one: _Foreign) -> None:
         """Leased copies stay, and go with a later sweep or for room."""
+        if not one.blocks:
+            return  # no hashes would mean all of them
         evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
         self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 

@@ -30,4 +30,5 @@ class Inventory:
     async def fill(self, blocks: AsyncIterable[tuple[KeySpace, OwnedBlock]]) -> None:
         """With a walk through what a restart found. Before the node serves."""
         async for key_space, owned in blocks:
-            self.catalog.add(key_space, owned.block.stripe, owned.block.hash, owned.payload_bytes)
+            if self._state.holds(key_space, owned.block.hash):  # it may have gone since the walk saw it
+                self.catalog.add(key_space, owned.block.stripe, owned.block.hash, owned.payload_bytes)
