@@ -130,7 +130,7 @@ class NodeUpkeep:
     async def drain(self) -> bool:
         """The operator's word, as NodeServer takes it. False: not now."""
         others = [member for member in self.view.stores if member.state is MemberState.ACTIVE and member.node_id != self._node.node_id]
-        if self.answers is None or not others:
+        if self.standing.member is None or not others:
             return False
         try:
             await self.standing.drain()
@@ -140,7 +140,8 @@ class NodeUpkeep:
 
     async def leave(self) -> None:
         try:
-            await self.standing.leave()
+            if self.standing.member is not None:
+                await self.standing.leave()
         except LarderError:
             pass
 
