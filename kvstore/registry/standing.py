@@ -114,8 +114,8 @@ class Standing:
     async def renew(self, view: View) -> bool:
         """Extends the lease; who was forgotten or buried joins again, whoever finds the registry empty writes `view` back. False: another
         process has the node id, and this one gives way."""
-        member = self.member
-        assert member is not None, "not joined"
+        assert self.member is not None, "not joined"
+        member = self.member = _caught_up(self.member, view)
         renewal = await self._registry.renew(member)
         if renewal is Renewal.RENEWED or self.membership is not Membership.MEMBER:
             return True
@@ -130,3 +130,12 @@ class Standing:
             case Renewal.SUPERSEDED:
                 self.membership = Membership.SUPERSEDED
         return self.membership is not Membership.SUPERSEDED
+
+
+def _caught_up(member: Member, view: View) -> Member:
+    """A step that the registry took and whose answer was lost shows in the view; without it every later step would be refused."""
+    seen = view.member(member.node_id)
+    if seen is None or seen.boot_id != member.boot_id:
+        return member
+    drains = member.state is MemberState.ACTIVE and seen.state is MemberState.DRAINING
+    return dataclasses.replace(member, takeover=max(member.takeover, seen.takeover), state=seen.state if drains else member.state)

@@ -17,8 +17,8 @@ _LOOK_EVERY = seconds(1)
 _ROUNDS = 25
 """Of comparisons within which it must be done: every tenth looks again at what could not be put right before."""
 
-_DRAIN_ROUNDS = 4
-"""A drain sends what owners lack whether they have room to spare or not."""
+_DRAIN_WITHIN = seconds(45)
+"""Some sweeps: it sends what owners lack whether they have room to spare or not."""
 
 
 def until_converged(cluster: Cluster) -> None:
@@ -97,8 +97,7 @@ def drain_one(cluster: Cluster) -> None:
             and cluster.nodes[owner].lost_at.get((key_space, digest), -1) < lost_since
         ]
 
-    longest = max(each.upkeep_config.repair.anti_entropy_every for each in cluster.nodes.values())
-    end = cluster.timeline.now + _DRAIN_ROUNDS * longest + seconds(60)
+    end = cluster.timeline.now + _DRAIN_WITHIN
     while (left := not_safe()) and cluster.timeline.now < end:
         cluster.wait(_LOOK_EVERY)
     if left:

@@ -41,7 +41,7 @@ async def bucket_digests(repairer: Repairer, view: View, other: NodeId, first: i
     digests, seen = [], 0
     for bucket in range(first, first + count):
         digest = 0
-        for stripe in await shared_stripes(repairer, view, other, bucket):
+        for stripe in await shared_stripes(repairer, view, other, bucket) if repairer.catalog.stripes(bucket) else ():
             digest ^= stripe.digest
             seen += 1
         digests.append(digest)

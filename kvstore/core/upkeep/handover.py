@@ -113,6 +113,8 @@ class Handover:
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
                     await self._surroundings.pause(Nanos(0))
+            if not foreign:
+                continue
             candidates: list[tuple[_Foreign, bool]] = []
             lacking = await self._lacking(foreign, verify=False)
             for one in foreign:

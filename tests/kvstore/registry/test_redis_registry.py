@@ -15,7 +15,7 @@ import pytest
 from kvstore.core.view import MemberState, Role
 from kvstore.errors import ConfigError, StaleView
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
-from kvstore.registry.redis_link import RedisLink
+from kvstore.registry.redis_link import RedisLink, RegistryAway
 from kvstore.registry.standing import Renewal
 from kvstore.units import milliseconds, seconds
 
@@ -379,3 +379,27 @@ def test_a_url_that_is_none_is_refused() -> None:
 def test_a_wrong_configuration_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         RegistryConfig(**wrong)
+
+
+def test_a_step_whose_answer_was_lost_is_seen_in_the_view_and_the_next_one_goes_on_from_it(
+    run, redis_server, registry_on, member, until
+) -> None:
+    """Compare and set from the step before would be refused for ever: a newcomer that owns half of its stripes until it is restarted."""
+
+    async def test() -> None:
+        async with joined(registry_on, redis_server, dataclasses.replace(member("s1"), takeover=0.25)) as (one,):
+            asking = one._link.take_over
+
+            async def answer_lost(member: Any, *, takeover: float) -> bool:
+                await asking(member, takeover=takeover)
+                raise RegistryAway("the connection broke")
+
+            one._link.take_over = answer_lost  # type: ignore[method-assign]
+            with pytest.raises(RegistryAway):
+                await one.take_over(0.5)
+            one._link.take_over = asking  # type: ignore[method-assign]
+            await until(one, lambda: one.member.takeover == 0.5)
+            await one.take_over(0.75)
+            await until(one, lambda: one.view.member(one.member.node_id).takeover == 0.75)
+
+    run(test())
