@@ -17,7 +17,6 @@ from kvstore.node.node import Node
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.peer_stub import PeerStub
-from kvstore.rpc.store_stub import StoreStub
 from kvstore.transport import PayloadTransport, PayloadWrite, Peer, Ticket
 from kvstore.units import Nanos, to_seconds
 
@@ -69,15 +68,14 @@ class OtherNode(PeerStub):
     """Asked as a peer, written to as any writer does. Cheap to make."""
 
     def __init__(self, member: Member, *, channel_of: ChannelPool, transport: PayloadTransport) -> None:
-        channel = channel_of.get(member.address)
-        super().__init__(channel)
+        super().__init__(channel_of.get(member.address))
         self._peer = Peer(member.node_id, member.boot_id, member.address)
-        self._store = StoreStub(channel)
         self._transport = transport
 
     async def reserve(self, key_space: KeySpace, items: Sequence[ReserveItem], *, spare_room_only: bool, timeout: Nanos) -> list[PeerGrant]:
+        store = await self._transport.stub(self._peer)
         asked_at = time.monotonic_ns()
-        grants = await self._store.reserve(key_space, items, timeout=timeout, spare_room_only=spare_room_only)
+        grants = await store.reserve(key_space, items, timeout=timeout, spare_room_only=spare_room_only)
         return [
             PeerGrant(
                 grant.status,
@@ -95,4 +93,4 @@ class OtherNode(PeerStub):
         return await self._transport.write(self._peer, sent, timeout=timeout)
 
     async def commit(self, items: Sequence[tuple[WriteToken, int]], *, timeout: Nanos) -> list[CommitStatus]:
-        return await self._store.commit(list(items), timeout=timeout)
+        return await (await self._transport.stub(self._peer)).commit(list(items), timeout=timeout)
