@@ -190,7 +190,8 @@ def main() -> int:
         "--hosts", choices=("auto", "netns", "loopback"), default="auto", help="network namespaces need root; auto: where they can be had"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what Ctrl-C takes away, this does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what goes to the background with Ctrl-C ignored
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     logging.getLogger("kvstore").setLevel(logging.ERROR)  # clients have a line for each circuit
     tally = Tally(options.seed)
     started = time.monotonic()
