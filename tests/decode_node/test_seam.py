@@ -43,7 +43,7 @@ def test_streams_struck_again_and_again_in_a_changing_batch_are_those_left_alone
                 )
             )
             assert k.killer.kills == 5 * len(prompts)
-            assert sum(streamed.story.failovers for streamed in struck) >= k.killer.kills
+            assert all(streamed.story.failovers >= 3 for streamed in struck)  # a step may fail for one that has gone already
             for left, hit, blow in zip(alone, struck, blows, strict=True):
                 assert hit.tokens == left.tokens, f"seed {seed}: {blow}"
                 assert hit.logprobs == left.logprobs, f"seed {seed}: {blow}"
