@@ -51,7 +51,7 @@ def wide_factor(entries: np.ndarray) -> WideFactor:
 
 def product(rows: np.ndarray, by: Factor) -> np.ndarray:
     """float32 [tokens, width]: rows.T @ entries for the first components, rows int16 [components, tokens]; summed exactly, rounded once."""
-    used, tokens = rows.shape
+    used = len(rows)
     if (by.limits[:used] @ np.abs(rows.astype(np.float32))).max(initial=0.0) >= 0.99 * _EXACT_IN_INT32:
         wide: np.ndarray = rows.T.astype(np.int64) @ by.entries[:used].astype(np.int64)
         return wide.astype(np.float32)
@@ -60,7 +60,7 @@ def product(rows: np.ndarray, by: Factor) -> np.ndarray:
 
 def wide_product(numbers: np.ndarray, by: WideFactor, *, width: int) -> np.ndarray:
     """int64 [tokens, width]: numbers [tokens, components] int64 @ the first `width` columns of the entries. The result must fit."""
-    digits = []
+    digits: list[np.ndarray] = []
     half, rest = 1 << by.digit_bits - 1, numbers
     while not digits or rest.any():
         low = (rest + half & 2 * half - 1) - half

@@ -11,7 +11,17 @@ from itertools import pairwise
 import numpy as np
 
 from kvstore.codec.klt import ROUNDING, WEAKEST
-from kvstore.codec.klt_kernels import CLASSES, ESCAPE, GAIN_MEMORY, LANES, LARGEST, LARGEST_RATIO, LEAST_MEAN, LOWEST_STATE, PROBABILITY_BITS
+from kvstore.codec.klt_kernels import (
+    CLASSES,
+    ESCAPE,
+    GAIN_MEMORY,
+    LANES,
+    LARGEST,
+    LARGEST_RATIO,
+    LEAST_MEAN,
+    LOWEST_STATE,
+    PROBABILITY_BITS,
+)
 from kvstore.codec.klt_rotation import DUAL_BITS, rotations
 from kvstore.codec.klt_tables import KltTables
 

@@ -155,8 +155,8 @@ def test_a_block_that_cannot_be_coded_is_refused_and_left_alone(make_tables: Tab
 
 def test_numbers_far_beyond_the_calibration_round_trip_or_are_refused(make_tables: Tables) -> None:
     codec = BlockCodec(LAYOUT, model_digest=MODEL, rung=Rung.KLT, calibration=make_tables(LAYOUT), step=1)
-    for factor in (10.0, 100.0, 1000.0, 10000.0):
-        block = np.clip(correlated(LAYOUT) * np.float32(factor), -16000, 16000)
+    for times in (10.0, 100.0, 1000.0, 10000.0):
+        block = np.clip(correlated(LAYOUT) * np.float32(times), -16000, 16000)
         try:
             payload = codec.encode(block, start_position=16)
         except CodecFailure:
