@@ -15,14 +15,13 @@ from contextlib import aclosing
 from enum import StrEnum
 
 from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
-from kvstore.core.extent import Tier
 from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
 from kvstore.node.config import NodeConfig
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_stream import payloads_of
+from kvstore.node.payload_stream import Entry, groups_of
 from kvstore.node.stream_control import StreamControl
 from kvstore.node.ucx_link import UcxHost, UcxLink, UcxSink
 from kvstore.tiers.host import HostArena
@@ -185,22 +184,17 @@ class DataConnection:
     async def _send_payloads(self, read: OpenRead, sink: StreamSink | UcxSink, gather_bytes: int) -> None:
         """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
         copy is found where it lies."""
-        group: list[memoryview | ReadStatus] = []
-        gathered = 0
         # Without an operation there is nothing to keep in place: only statuses go out.
         still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
-        async with aclosing(payloads_of(read, self._node.source, check_host=False)) as payloads:
-            async for index, payload in payloads:
-                group.append(payload)
-                gathered += 0 if isinstance(payload, ReadStatus) else len(payload)
-                if gathered >= gather_bytes or index + 1 == len(read.items) or _beside_host(read, index + 1):
-                    first = index + 1 - len(group)
-                    await sink.send(first, group, still=still)
-                    self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
-                    for item, sent in enumerate(group, first):
-                        if not isinstance(sent, ReadStatus):
-                            read.outcomes[item] = ReadOutcome.OK
-                    group, gathered = [], 0
+        async with aclosing(groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes)) as groups:
+            async for first, group in groups:
+                await sink.send(first, group, still=still)
+                sent = 0
+                for item, entry in enumerate(group, first):
+                    if not isinstance(entry, ReadStatus):
+                        read.outcomes[item] = ReadOutcome.OK
+                        sent += len(entry)
+                self._metrics.data_bytes.labels(self._door, "out").inc(sent)
 
     # -- writes
 
@@ -326,7 +320,7 @@ class StreamSink:
         self._number = number
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[memoryview | ReadStatus], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
         """Raises StreamCut, GivenUp."""
         parts: list[Buffer] = []
         for item, entry in enumerate(group, first):
@@ -335,8 +329,3 @@ class StreamSink:
             else:
                 parts += (Header(FrameKind.PAYLOAD, self._number, len(entry), ReadStatus.OK, item).pack(), entry)
         await self._stream.send(parts, idle=self._idle, still=still)
-
-
-def _beside_host(read: OpenRead, index: int) -> bool:
-    extent = read.items[index].extent
-    return extent is not None and extent.tier is not Tier.HOST

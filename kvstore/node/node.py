@@ -42,7 +42,7 @@ from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_source import PayloadSource
+from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.node.scrub import scrub
 from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
 from kvstore.tiers.host import HostArena
@@ -98,6 +98,7 @@ class Node:
         self._reads: dict[int, OpenRead] = {}
         self._events: deque[Event] = deque()
         self._feeding = False
+        self._copies: list[CopyExtent] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, recovered: RegionsRecovered | None) -> None:
@@ -134,6 +135,7 @@ class Node:
 
     async def close(self, *, finish: bool = True) -> None:
         """`finish`: writes that wait are done first."""
+        self._copies.clear()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -247,7 +249,21 @@ class Node:
         if instruction.target.tier is Tier.SSD:
             self._copy_to_ssd(instruction)
         else:
-            self.spawn(self._copy_to_memory(instruction))
+            if not self._copies:
+                asyncio.get_running_loop().call_soon(self._start_copies)
+            self._copies.append(instruction)
+
+    def _start_copies(self) -> None:
+        """Of neighbours in an answer one thread reads several."""
+        run: list[CopyExtent] = []
+        for copy in self._copies:
+            if run and (copy.source.tier is not run[0].source.tier or sum(c.source.length for c in [*run, copy]) > RUN_BYTES):
+                self.spawn(self._copy_to_memory(run))
+                run = []
+            run.append(copy)
+        if run:
+            self.spawn(self._copy_to_memory(run))
+        self._copies = []
 
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
@@ -269,22 +285,26 @@ class Node:
         offset = instruction.target.offset - len(instruction.header)
         self._writer.submit(region=instruction.target.region, offset=offset, load=load, done=done)
 
-    async def _copy_to_memory(self, instruction: CopyExtent) -> None:
-        assert not instruction.header
-        outcome = CopyOutcome.OK
+    async def _copy_to_memory(self, run: Sequence[CopyExtent]) -> None:
+        found: Sequence[Found]
         try:
-            payload = await self.source.read(instruction.source, instruction.checksum)
-            if instruction.target.tier is Tier.GPU:
-                outcome = await self._copy_to_gpu(instruction, payload)
+            found = await self.source.read_each([Stored(copy.source, copy.checksum) for copy in run])
+        except TierFailure as stalled:
+            found = [stalled] * len(run)
+        for copy, payload in zip(run, found, strict=True):
+            assert not copy.header
+            outcome = CopyOutcome.OK
+            if isinstance(payload, CorruptPayload):
+                outcome = CopyOutcome.SOURCE_CORRUPT
+            elif isinstance(payload, TierFailure):
+                logger.warning("copy to the %s tier: %s", copy.target.tier.name, payload)
+                stalled_medium = payload.reason is FailureReason.TIMEOUT  # no reason to condemn the source
+                outcome = CopyOutcome.TARGET_FAILED if stalled_medium else CopyOutcome.SOURCE_FAILED
+            elif copy.target.tier is Tier.GPU:
+                outcome = await self._copy_to_gpu(copy, payload)
             else:
-                self._host.view(instruction.target.offset, instruction.target.length)[:] = payload
-        except CorruptPayload:
-            outcome = CopyOutcome.SOURCE_CORRUPT
-        except TierFailure as failure:
-            logger.warning("copy to the %s tier: %s", instruction.target.tier.name, failure)
-            stalled = failure.reason is FailureReason.TIMEOUT
-            outcome = CopyOutcome.TARGET_FAILED if stalled else CopyOutcome.SOURCE_FAILED  # a stall does not condemn the source
-        self.feed(ExtentCopied(operation=instruction.operation, outcome=outcome))
+                self._host.view(copy.target.offset, copy.target.length)[:] = payload
+            self.feed(ExtentCopied(operation=copy.operation, outcome=outcome))
 
     async def _copy_to_gpu(self, instruction: CopyExtent, payload: memoryview) -> CopyOutcome:
         assert self._gpu is not None
