@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
-from enum import StrEnum
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -15,6 +14,7 @@ from kvstore.registry import scripts
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.member_record import permille, record_of, view_of
 from kvstore.registry.redis_url import open_redis
+from kvstore.registry.standing import Renewal
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
 LISTEN_TIMEOUT_S = 5.0
@@ -22,18 +22,6 @@ LISTEN_TIMEOUT_S = 5.0
 
 class RegistryAway(Unavailable):
     """Redis did not answer: go on with the last view, try again later."""
-
-
-class Renewal(StrEnum):
-    RENEWED = "renewed"
-    EMPTIED = "emptied"
-    """Redis knows nobody at all: it lost everything."""
-    ABSENT = "absent"
-    """Redis knows others: join again."""
-    REMOVED = "removed"
-    """Declared dead, or left: join again."""
-    SUPERSEDED = "superseded"
-    """Another process took the node id over: stand back."""
 
 
 class RedisLink:

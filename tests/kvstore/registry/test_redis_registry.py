@@ -16,7 +16,8 @@ from kvstore.core.view import MOST_HOT_STRIPES, MemberState, Role
 from kvstore.errors import ConfigError, StaleView
 from kvstore.ids import StripeId
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
-from kvstore.registry.redis_link import RedisLink, Renewal
+from kvstore.registry.redis_link import RedisLink, RegistryAway
+from kvstore.registry.standing import Renewal
 from kvstore.units import milliseconds, seconds
 
 
@@ -398,8 +399,30 @@ def test_hot_stripes_are_part_of_the_view_for_their_time_and_no_more_than_it_can
             assert one.view.epoch == epoch + 1, "what all know already is no change"
             impostor = member("s1")
             async with registry_on(redis_server) as other:
-                other._member = impostor
+                other._standing.member = impostor
                 with pytest.raises(StaleView):
                     await other.announce_hot({stripes[0]: 1}, ttl=seconds(60))
+
+
+def test_a_step_whose_answer_was_lost_is_seen_in_the_view_and_the_next_one_goes_on_from_it(
+    run, redis_server, registry_on, member, until
+) -> None:
+    """Compare and set from the step before would be refused for ever: a newcomer that owns half of its stripes until it is restarted."""
+
+    async def test() -> None:
+        async with joined(registry_on, redis_server, dataclasses.replace(member("s1"), takeover=0.25)) as (one,):
+            asking = one._link.take_over
+
+            async def answer_lost(member: Any, *, takeover: float) -> bool:
+                await asking(member, takeover=takeover)
+                raise RegistryAway("the connection broke")
+
+            one._link.take_over = answer_lost  # type: ignore[method-assign]
+            with pytest.raises(RegistryAway):
+                await one.take_over(0.5)
+            one._link.take_over = asking  # type: ignore[method-assign]
+            await until(one, lambda: one.member.takeover == 0.5)
+            await one.take_over(0.75)
+            await until(one, lambda: one.view.member(one.member.node_id).takeover == 0.75)
 
     run(test())

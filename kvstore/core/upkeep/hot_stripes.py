@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping
 
 from kvstore.core.heat import hot_stripes
 from kvstore.core.placement import reading_places
+from kvstore.core.upkeep.handover import shipment_of
+from kvstore.core.upkeep.repairer import Repairer
+from kvstore.core.upkeep.surroundings import OwnMember
 from kvstore.core.view import MOST_HOT_STRIPES
 from kvstore.errors import LarderError
 from kvstore.ids import StripeId
-from kvstore.node.handover import shipment_of
-from kvstore.node.repairer import Repairer
-from kvstore.registry.view_source import OwnMember
 from kvstore.units import seconds, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -22,7 +21,7 @@ _WINDOW = seconds(5)
 
 
 class HotStripes:
-    """Belongs to the event loop of its node. `run` never returns."""
+    """`run` never returns."""
 
     def __init__(self, repairer: Repairer, own: OwnMember, *, take_heat: Callable[[], Mapping[StripeId, int]]) -> None:
         """`take_heat`: the acquires since it was last called, by stripe."""
@@ -33,7 +32,7 @@ class HotStripes:
     async def run(self) -> None:
         self._take_heat()
         while True:
-            await asyncio.sleep(to_seconds(_WINDOW))
+            await self._repairer.surroundings.pause(_WINDOW)
             window = to_seconds(_WINDOW)
             await self.look({stripe: count / window for stripe, count in self._take_heat().items()})
 
