@@ -75,7 +75,7 @@ bench-pd: $(READY)
 failover: $(READY)
 	@PYTHONPATH=tests $(PY) tests/failover/run.py $(ARGS)
 
-# The last line is a JSON object; what the faults are: ARGS='--help'.
+# The last line is a JSON object. As root the stores are hosts in network namespaces, else (or ARGS='--hosts loopback') on loopback.
 chaos: $(READY)
 	@PYTHONPATH=tests $(PY) -m chaos.run --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
 

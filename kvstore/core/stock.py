@@ -265,15 +265,12 @@ class Stock:
         """Gives back the room of the entry's unreadable copies that nobody leases or holds."""
         if entry.leases:
             return
+        if entry.ssd is None and entry.gpu is None and entry.state is _READABLE:
+            return  # nearly always
         for copy in (entry.host, entry.ssd, entry.gpu):
             if copy is not None and copy.state in _ENDING and copy.holds == 0:
                 entry.drop(copy)
                 self._free_after_life(entry, copy)
-
-    def free_replaced(self, entry: Entry, copy: Copy) -> None:
-        """The copy is not the entry's any more: leases are served from the new one, only holds count."""
-        if copy.holds == 0:
-            self._free_after_life(entry, copy)
 
     def _free_after_life(self, entry: Entry, copy: Copy) -> None:
         copy.on(CopyEvent.LAST_HOLD_GONE)
@@ -311,7 +308,8 @@ class Stock:
         """Puts the entry into each eviction queue that it may leave from now."""
         if not entry.listed or entry.leases:
             return
-        self._scan_would_fail.clear()
+        if self._scan_would_fail:
+            self._scan_would_fail.clear()
         host, ssd = entry.host, entry.ssd
         on_ssd = ssd is not None and ssd.state is _READABLE
         if entry.gpu is not None:
@@ -484,10 +482,6 @@ class Stock:
         for _ in range(ended):
             self.note(NoteKind.LEASE_EXPIRED, "time")
         self.unleased(entries)
-
-    @property
-    def ssd_used(self) -> int:
-        return 0 if self.regions is None else self.regions.live_bytes
 
 
 def first_identity(boot_id: BootId) -> int:

@@ -11,9 +11,10 @@ import numpy as np
 from kvstore.core.events import ReadStatus
 from kvstore.ids import WriteToken
 from kvstore.node.incoming import IncomingPayloads
-from kvstore.transport.frames import UCX_PIECE_BYTES, FrameKind, Header, UcxPart, WriteItem, pieces_of
+from kvstore.node.payload_stream import Entry
+from kvstore.transport.frames import UCX_PIECE_BYTES, BadFrame, FrameKind, Header, UcxPart, WriteItem, pieces_of
 from kvstore.transport.stream import Stream, StreamCut
-from kvstore.transport.ucx_worker import UcxEndpoint, UcxWorker, moved, open_worker
+from kvstore.transport.ucx_worker import UcxEndpoint, UcxFailed, UcxWorker, moved, open_worker
 from kvstore.units import MIB, Nanos
 
 _STAGING_BYTES = 2 * UCX_PIECE_BYTES
@@ -62,10 +63,14 @@ class UcxLink:
             self._endpoint = None
 
     async def _endpoint_for(self, part: UcxPart) -> UcxEndpoint:
-        """Only after the proof of the request that brought the address."""
+        """Only after the proof of the request that brought the address. Raises BadFrame."""
         if self._endpoint is None or self._address != part.address:
             self.close()
-            self._endpoint = (await self._host.worker()).connect(part.address)
+            worker = await self._host.worker()
+            try:
+                self._endpoint = worker.connect(part.address)
+            except UcxFailed as error:
+                raise BadFrame("bad_ucx_address", str(error)) from None
             self._address = part.address
         return self._endpoint
 
@@ -110,7 +115,7 @@ class UcxSink:
         self._tags = tags
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[memoryview | ReadStatus], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
         """Raises StreamCut, also when the read was closed: then the reader may have got what is another block's by now, and its checksum
         says so."""
         statuses = bytes([entry if isinstance(entry, ReadStatus) else ReadStatus.OK for entry in group])

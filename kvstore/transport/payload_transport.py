@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.rpc.store_stub import StoreStub
@@ -28,8 +28,7 @@ class Peer:
     """"host:port" of its control plane; a transport learns its own door from there."""
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadWrite:
+class PayloadWrite(NamedTuple):
     write_token: WriteToken
     payload: bytes | memoryview
     """Must not change until `write` returns."""
@@ -83,15 +82,19 @@ class PayloadTransport(Protocol):
         """The node's control plane by the shortest way that goes with this transport. Never raises for a peer."""
         ...
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
-        """The node's host arena, mapped here; None when this transport, or this node, offers none. Never raises for a peer."""
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        """The same, if it is there already and can ask without waiting; else None."""
+        ...
+
+    def arena(self, peer: Peer) -> MappedArena | None:
+        """The node's host arena, if it is mapped here."""
         ...
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         """Send every payload, each to its reservation; return the write tokens that the node refused.
 
-        Returns when the node has taken the bytes; they are durable only after the commit. Raises a LarderError when the node could
-        not be reached or did not finish within `timeout`: then nothing is known about any of them.
+        Returns when the node has taken the bytes; they are durable only after the commit, which is for this transport's stub. Raises a
+        LarderError when the node could not be reached or did not finish within `timeout`: then nothing is known about any of them.
         """
         ...
 

@@ -1,73 +1,52 @@
-"""Real store processes, a real Redis, and links in front of every port that one of them reaches another by."""
+"""Real store processes on their hosts, and a real Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import random
-import resource
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
-from chaos.ledger import KEY_SPACE, Ledger
-from chaos.link import Link, Weather
+from chaos.hosts import Host, Hosts
+from chaos.ledger import KEY_SPACE, REPLICAS, Ledger
 
 from kvstore.core.placement import place
-from kvstore.core.view import MemberState
+from kvstore.core.view import MemberState, View
 from kvstore.errors import LarderError
-from kvstore.ids import BlockHash, BlockRef, NodeId
+from kvstore.ids import BlockHash, BlockRef, Epoch, NodeId
 from kvstore.process import PARENT_VARIABLE
 from kvstore.registry import EmbeddedRedis, RedisRegistry, RegistryConfig
 from kvstore.rpc.admin_stub import AdminStub, NodeReport
 from kvstore.rpc.channel import open_channel
 from kvstore.units import milliseconds, seconds
 
-REPLICAS = 2
-LOOPBACK = "127.0.0.1"
 _CALL_TIMEOUT = seconds(3)
 _READY_S = 90.0
 _LIVING = (MemberState.ACTIVE, MemberState.SUSPECT, MemberState.DRAINING)
 
 
-def _free_port(*hosts: str) -> int:
-    """Free at each host, and below the ports that the system gives to outgoing connections: it stays free while its node is down."""
-    draw = random.SystemRandom()
-    while True:
-        port = draw.randrange(12_000, 32_000)
-        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
-            for host in hosts:
-                probes.enter_context(socket.socket()).bind((host, port))
-            return port
-
-
 class StoreProcess:
-    """One store: reached by others at 127.0.1.<number>, through its links, at the ports that it has at 127.0.0.1 itself."""
+    """One store on its host."""
 
-    def __init__(self, number: int, redis_port: int, folder: Path) -> None:
+    def __init__(self, number: int, host: Host, folder: Path) -> None:
         self.node_id = NodeId(f"s{number}")
-        self.weather = Weather()
-        self.to_redis = Weather()
-        front = f"127.0.1.{number}"
-        self.port, data_port, redis_door = (_free_port(LOOPBACK, front) for _ in range(3))
-        self._links = [Link((front, port), (LOOPBACK, port), self.weather) for port in (self.port, data_port)]
-        self._redis_link = Link((front, redis_door), (LOOPBACK, redis_port), self.to_redis)
-        self.ssd = folder / f"ssd-{number}"
+        self.host = host
         self.log = folder / f"{self.node_id}.log"
         flags: dict[str, object] = {
             "node_id": self.node_id,
-            "redis_url": f"redis://{front}:{redis_door}/0",
-            "port": self.port,
-            "data_port": data_port,
-            "advertise_host": front,
+            "redis_url": host.redis_url,
+            "host": host.bind,
+            "port": host.port,
+            "data_port": host.data_port,
+            "advertise_host": host.address,
             "zone": self.node_id,
             "ucx": "false",
             "shm": "off" if number % 2 else "read_write",  # peers of one machine would never use their links otherwise
             "host_capacity": "48MiB",
-            "ssd_path": self.ssd,
+            "ssd_path": host.ssd,
             "ssd_capacity": "24MiB",
             "region_bytes": "1MiB",
             "demote_above": 0.0,
@@ -82,33 +61,31 @@ class StoreProcess:
             "repair.takeover_steps": 2,
             "repair.takeover_step_limit": "5s",
         }
-        self._argv = [sys.executable, "-m", "kvstore.node", *(f"--{key}={value}" for key, value in flags.items())]
+        self._argv = host.command([sys.executable, "-m", "kvstore.node", *(f"--{key}={value}" for key, value in flags.items())])
         self._process: subprocess.Popen[str] | None = None
-        self._channel = open_channel(f"{LOOPBACK}:{self.port}")
+        self._channel = open_channel(host.admin_address)
         self.admin = AdminStub(self._channel)
         self.wanted = False
         """Whether it should be a member now: not drained away."""
+        self.starts = 0
+        """Each but the first has lost what was in memory alone."""
 
     @property
     def up(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     @property
-    def exit_code(self) -> int | None:
-        return None if self._process is None else self._process.poll()
-
-    async def open(self) -> None:
-        for link in (*self._links, self._redis_link):
-            await link.start()
+    def pid(self) -> int | None:
+        return self._process.pid if self.up and self._process is not None else None
 
     async def close(self) -> None:
         self.kill()
-        for link in (*self._links, self._redis_link):
-            await link.stop()
+        await self.host.close()
         await self._channel.close()
 
     def _start(self) -> None:
         """In the main thread: the child ends with the thread that started it."""
+        self.starts += 1
         environment = os.environ | {PARENT_VARIABLE: str(os.getpid())}
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(self._argv, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
@@ -150,25 +127,6 @@ class StoreProcess:
         self.kill()
         return code
 
-    def fill_disk(self) -> None:
-        """Every write to a file fails from now on, as on a disk that is full for this process: the kernel's file size limit."""
-        self._limit_files(0)
-
-    def empty_disk(self) -> None:
-        self._limit_files(resource.RLIM_INFINITY)
-
-    def _limit_files(self, most: int) -> None:
-        if self.up:
-            assert self._process is not None
-            _, hard = resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE)
-            with contextlib.suppress(ProcessLookupError):
-                resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (hard if most == resource.RLIM_INFINITY else most, hard))
-
-    def cut(self) -> None:
-        self.weather.refuses = True
-        for link in self._links:
-            link.cut()
-
     async def status(self) -> NodeReport | None:
         with contextlib.suppress(LarderError):
             return await self.admin.status(timeout=_CALL_TIMEOUT)
@@ -178,17 +136,20 @@ class StoreProcess:
 class Cluster:
     """`most` stores of which `first` run at the start. A context manager around `open` and `close`; belongs to the main thread."""
 
-    def __init__(self, folder: Path, *, first: int, most: int) -> None:
-        self.redis = EmbeddedRedis()
-        self._folder, self._first, self._most = folder, first, most
+    def __init__(self, hosts: Hosts, folder: Path, *, first: int, most: int) -> None:
+        self.redis = EmbeddedRedis(options=hosts.redis_options)
+        self._hosts, self._folder, self._first, self._most = hosts, folder, first, most
         self.stores: dict[NodeId, StoreProcess] = {}
+        self.whole = View(Epoch(-1))
+        """The last view in which nothing was missing."""
 
     async def open(self) -> None:
         self.redis.start()
         for number in range(1, self._most + 1):
-            store = StoreProcess(number, self.redis.port, self._folder)
+            host = self._hosts.make(number, redis_port=self.redis.port)
+            store = StoreProcess(number, host, self._folder)
             self.stores[store.node_id] = store
-            await store.open()
+            await host.open()
         await asyncio.gather(*(store.bring_up() for store in list(self.stores.values())[: self._first]))
         self.registry = RedisRegistry(self.redis.url, config=RegistryConfig(poll_every=milliseconds(50)))
         await self.registry.start()
@@ -203,12 +164,15 @@ class Cluster:
         return [store for store in self.stores.values() if store.wanted]
 
     async def missing(self, ledger: Ledger) -> str:
-        """Empty when every store that should be is ACTIVE and each promised block lies at both of its owners; else what is not so."""
+        """Empty when every store that should be is ACTIVE, and no newcomer any more, and each promised block lies at both of its owners:
+        then `whole` is that view. Else what is not so."""
         view = self.registry.view
         states = {member.node_id: member.state for member in view.stores if member.state in _LIVING}
         expected = {store.node_id: MemberState.ACTIVE for store in self.wanted()}
         if states != expected:
             return f"members are {', '.join(f'{name} {state.value}' for name, state in sorted(states.items()))}"
+        if newcomers := [member.node_id for member in view.stores if member.node_id in expected and member.takeover < 1]:
+            return f"{', '.join(newcomers)} still takes over"
         refs = ledger.promised()
         held: dict[NodeId, set[BlockHash]] = {}
         for node_id in expected:
@@ -216,7 +180,10 @@ class Cluster:
         lacking = sum(ref.hash not in held[owner] for ref in refs for owner in place(ref.stripe, view, replicas=REPLICAS))
         if lacking and self.registry.view.epoch == view.epoch:
             return f"{lacking} copies are not at their owners"
-        return "" if self.registry.view.epoch == view.epoch else "the view changes"
+        if self.registry.view.epoch != view.epoch:
+            return "the view changes"
+        self.whole = view
+        return ""
 
     async def _held(self, store: StoreProcess, refs: list[BlockRef]) -> set[BlockHash]:
         try:
@@ -226,10 +193,14 @@ class Cluster:
         return {ref.hash for ref, report in zip(refs, reports, strict=True) if report.tiers}
 
     async def until_whole(self, ledger: Ledger, *, within_s: float) -> str:
-        """Empty as soon as nothing is missing; what still is after that time."""
+        """Empty as soon as nothing is missing; what still is after that time. Stores that were declared dead, found that out and ended are
+        started again."""
         missing = "nobody has looked"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
-                while missing := await self.missing(ledger):  # noqa: ASYNC110
+                while missing := await self.missing(ledger):
+                    for store in self.wanted():
+                        if not store.up:
+                            await store.bring_up()
                     await asyncio.sleep(0.1)
         return missing

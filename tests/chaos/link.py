@@ -26,6 +26,12 @@ class Weather:
     def __post_init__(self) -> None:
         self.clear_up()
 
+    def hold(self, *, inward: bool, outward: bool) -> None:
+        if inward:
+            self.inward.clear()
+        if outward:
+            self.outward.clear()
+
     def clear_up(self) -> None:
         self.refuses, self.delay_s = False, 0.0
         self.inward.set()

@@ -21,12 +21,15 @@ class Tally:
     reads: int = 0
     blocks_read: int = 0
     failed_reads: int = 0
-    """Reads that did not get an acknowledged block at once, while fewer nodes than it has replicas were away."""
-    unjudged_reads: int = 0
-    """Such ones while as many or more were away, which the hand never does: a starved machine does."""
+    """Reads that did not get an acknowledged block at once, though a store that has it could be reached."""
+    excused_reads: int = 0
+    """Such ones while every store that has the block was away, or had lost what it had."""
+    excused_blocks: int = 0
+    """Acknowledged ones of which every store was struck so that it lost what it had."""
     wrong_bytes: int = 0
     """Blocks with other bytes than were put."""
     acknowledged_lost: int = 0
+    """Beside those that are excused."""
     leaks: int = 0
     complaints: list[str] = field(default_factory=list)
     """What else must not be: a node that ended with a bug, a cluster that did not become whole."""
