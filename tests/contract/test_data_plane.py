@@ -321,7 +321,7 @@ def test_a_writer_whose_reservation_is_over_writes_nothing(run: Any, serving: An
             assert await nodes.write("node-a", [late]) == {grant.write_token}
             assert bytes(store.server.host.view(grant.arena_offset, MIB)) == bytes(MIB), "nothing was touched"
             await eventually(lambda: store.server.status().reservations == 0)
-            over = dataclasses.replace(late, end_by=Nanos(1 << 62))
+            over = late._replace(end_by=Nanos(1 << 62))
             await nodes.write("node-a", [over])
             items = [(grant.write_token, payload_checksum(over.payload))]
             statuses = await nodes.call("node-a", lambda stub: stub.commit(items, timeout=seconds(5)))
