@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.events import (
@@ -94,7 +94,7 @@ class Node:
         self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
         self._request_ids = itertools.count(1)
-        self._waiting: dict[RequestId, asyncio.Future[object]] = {}
+        self._waiting: dict[RequestId, tuple[type, Callable[[Any], None]]] = {}
         self._reads: dict[int, OpenRead] = {}
         self._events: deque[Event] = deque()
         self._feeding = False
@@ -156,15 +156,23 @@ class Node:
 
     async def ask(self, request: _Request, answer: type[AnswerT]) -> AnswerT:
         """The core's answer to a request event. Those that the core answers at once are answered without giving up the loop."""
-        waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = waiting
+        waiting: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
+
+        def settle(found: AnswerT) -> None:
+            if not waiting.done():
+                waiting.set_result(found)
+
+        self.ask_now(request, answer, settle)
         try:
-            self.feed(request)  # type: ignore[arg-type]  # every request is an Event
-            found = await waiting
+            return await waiting
         finally:
             self._waiting.pop(request.request_id, None)
-        assert isinstance(found, answer), f"{found} is no answer to {request}"
-        return found
+
+    def ask_now(self, request: _Request, answer: type[AnswerT], answered: Callable[[AnswerT], None]) -> None:
+        """The same without a wait: `answered` is called once, before this returns if the core answers at once. It is called amidst the
+        core's instructions: it must be quick, and raise nothing."""
+        self._waiting[request.request_id] = (answer, answered)
+        self.feed(request)  # type: ignore[arg-type]  # every request is an Event
 
     async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
         """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
@@ -215,9 +223,11 @@ class Node:
                     self.incoming.open(grant.write_token, grant.extent)
         elif isinstance(answer, AnswerRead) and answer.operation:
             self._reads[answer.operation] = OpenRead(answer, partial(self._finish_read, answer.operation))
-        waiting = self._waiting.get(answer.request_id)  # type: ignore[attr-defined]
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        waiting = self._waiting.pop(answer.request_id, None)  # type: ignore[attr-defined]
+        if waiting is not None:
+            kind, answered = waiting
+            assert isinstance(answer, kind), f"{answer} where a {kind.__name__} should be"
+            answered(answer)
 
     def _finish_read(self, operation: int, finished: Event) -> None:
         del self._reads[operation]
