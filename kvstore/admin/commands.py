@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
+from kvstore.admin.cluster_access import ClusterAccess, Prompt, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.admin.upkeep import repair_summary
 from kvstore.core.placement import place
 from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
@@ -104,26 +104,38 @@ async def evict_all(access: ClusterAccess) -> Record:
 
 
 async def evict_namespace(access: ClusterAccess, namespace: str) -> Record:
+    if not namespace:
+        raise InvalidRequest("--namespace is empty; name one, or take --all for every namespace")
     return await _evict(access, lambda channel: AdminStub(channel).evict_namespace(namespace, timeout=seconds(5)))
 
 
 async def evict_prompt(access: ClusterAccess, text: str) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="evict")
     return await _evict(access, lambda channel: AdminStub(channel).evict_blocks(prompt.key_space, prompt.chain, timeout=seconds(5)))
 
 
 async def pin_prompt(access: ClusterAccess, text: str, *, hard: bool, ttl: Nanos) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="pin")
     return await _each_store(access, lambda stub: stub.pin(prompt.key_space, prompt.chain, hard=hard, ttl=ttl, timeout=seconds(5)))
 
 
 async def unpin_prompt(access: ClusterAccess, text: str) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="unpin")
 
     async def unpin(stub: AdminStub) -> Record:
         return {"unpinned_blocks": await stub.unpin(prompt.key_space, prompt.chain, timeout=seconds(5))}
 
     return await _each_store(access, unpin)
+
+
+async def _blocks_of(access: ClusterAccess, text: str, *, to: str) -> Prompt:
+    """Raises InvalidRequest when there are none, which no node would notice."""
+    prompt = await tokenize(access, {"prompt": text})
+    if not prompt.chain:
+        raise InvalidRequest(
+            f"nothing to {to}: the prompt has {prompt.tokens} tokens, and no full block of {prompt.block_tokens}; tails are never stored"
+        )
+    return prompt
 
 
 async def quota(access: ClusterAccess, namespace: str) -> Record:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +21,7 @@ from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
 from kvstore.node.node import Node
 from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
-from kvstore.node.sender import by_key_space
+from kvstore.node.sender import Sent, by_key_space
 from kvstore.units import Nanos, milliseconds, seconds, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ _LOOK_EVERY = milliseconds(250)
 _DRAIN_SWEEP_EVERY = seconds(2)
 _SURPLUS_SWEEP_EVERY = seconds(10)
 """At least, within one view."""
+_TAKEN_OFTEN_ENOUGH = 2
+"""Times that an owner dealt with a block which it lacks again: then it has no room for it, and a drain that insisted would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,8 @@ class DrainProgress:
     blocks: int
     remaining_blocks: int
     remaining_bytes: int
+    no_room_blocks: int = 0
+    """Of those that do not remain: owners took them, and had evicted them for want of room before they were read back."""
 
 
 @dataclass(slots=True)
@@ -66,6 +71,11 @@ class Handover:
         self._drain: DrainProgress | None = None
         self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
         """Of a draining node: at which epoch, and with which blocks, the owners had all of the stripe."""
+        self._taken: Counter[tuple[StripeId, NodeId]] = Counter()
+        """Of a draining node, within one epoch: how often an owner took, had, or had no room for all that was sent to it of the stripe."""
+        self._no_room: dict[StripeId, int] = {}
+        """Of a draining node, within one epoch: blocks that are confirmed because an owner has no room for them."""
+        repairer.when_sent = self._note_sent
 
     @property
     def draining(self) -> bool:
@@ -88,6 +98,7 @@ class Handover:
             if not draining:
                 self._drain = None
                 self._confirmed.clear()
+                self._forget_taken()
                 if not repairer.config.drop_surplus:
                     continue
             if epoch == swept_epoch and self._node.now() < next_sweep:
@@ -95,11 +106,21 @@ class Handover:
             # Others may be about to send their part: nothing is missing before they have.
             if not repairer.idle or repairer.settled_epoch < epoch or not await repairer.others_settled():
                 continue
+            if epoch != swept_epoch:
+                self._forget_taken()
             moved = repairer.counters.sent_blocks != sent_before or epoch != swept_epoch
             swept_epoch, sent_before = epoch, repairer.counters.sent_blocks
             again_soon = await self._sweep(draining=draining) and moved
             slow = _DRAIN_SWEEP_EVERY if draining else max(repairer.config.anti_entropy_every, _SURPLUS_SWEEP_EVERY)
             next_sweep = Nanos(self._node.now() + (_LOOK_EVERY if again_soon else slow))
+
+    def _note_sent(self, shipment: Shipment, sent: Sent) -> None:
+        if self.draining and not sent.lost_blocks:
+            self._taken[shipment.stripe, shipment.target] += 1
+
+    def _forget_taken(self) -> None:
+        self._taken.clear()
+        self._no_room.clear()
 
     async def _sweep(self, *, draining: bool) -> bool:
         """One look at everything that is not this node's. Whether some of it has to be sent."""
@@ -116,15 +137,18 @@ class Handover:
                 if number % STRIPES_AT_A_TIME == 0:
                     await asyncio.sleep(0)
             whole = []
-            lacking = await self._lacking(foreign, verify=False)
+            lacking, silent = await self._lacking(foreign, verify=False)
             for one in foreign:
                 missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
-                if missing:
+                if missing and draining and self._has_no_room(one, lacking, silent):
+                    self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
+                    self._no_room[one.stripe.stripe] = len(missing)
+                elif missing:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
                 elif one.owners:
                     whole.append(one)
-            lacking = await self._lacking(whole, verify=True)
+            lacking, _ = await self._lacking(whole, verify=True)
             for one in whole:
                 if any(digest in lacking[owner.node_id] for owner in one.owners for digest in one.blocks):
                     sends = True
@@ -141,13 +165,20 @@ class Handover:
                 if number % (16 * STRIPES_AT_A_TIME) == 0:
                     await asyncio.sleep(0)
             safe = remaining_blocks == 0 and view.epoch == repairer.view.epoch
-            self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes)
+            self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes, sum(self._no_room.values()))
         return sends
 
-    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> dict[NodeId, set[BlockHash]]:
-        """Per owner which of the blocks it does not hold (with `verify`: in good order); all of them when it does not answer."""
+    def _has_no_room(self, one: _Foreign, lacking: dict[NodeId, set[BlockHash]], silent: set[NodeId]) -> bool:
+        """Whether every owner that lacks something was sent it often enough, and says now that it has it not."""
+        short = [owner.node_id for owner in one.owners if not lacking[owner.node_id].isdisjoint(one.blocks)]
+        return all(owner not in silent and self._taken[one.stripe.stripe, owner] >= _TAKEN_OFTEN_ENOUGH for owner in short)
+
+    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> tuple[dict[NodeId, set[BlockHash]], set[NodeId]]:
+        """(per owner which of the blocks it does not hold, with `verify` in good order; all of them when it does not answer; those who did
+        not)."""
         members = {owner.node_id: owner for one in foreign for owner in one.owners}
         lacking: dict[NodeId, set[BlockHash]] = {}
+        silent: set[NodeId] = set()
         for member in members.values():
             asked = by_key_space((one.stripe.key_space, one.blocks) for one in foreign if member in one.owners)
             lacking[member.node_id] = {digest for hashes in asked.values() for digest in hashes}
@@ -156,7 +187,8 @@ class Handover:
                     lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify)
             except LarderError as error:
                 logger.warning("handover: %s does not say what it holds: %s", member.node_id, error)
-        return lacking
+                silent.add(member.node_id)
+        return lacking, silent
 
     def _send_missing(self, one: _Foreign, lacking: dict[NodeId, set[BlockHash]], *, spare_room_only: bool) -> None:
         wanted = {owner.node_id: tuple(digest for digest in one.blocks if digest in lacking[owner.node_id]) for owner in one.owners}

@@ -41,4 +41,5 @@ def drain_status(handover: Handover) -> admin_pb2.DrainStatus | None:
         blocks=progress.blocks,
         remaining_blocks=progress.remaining_blocks,
         remaining_bytes=progress.remaining_bytes,
+        no_room_blocks=progress.no_room_blocks,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.catalog import Catalog
@@ -71,6 +72,8 @@ class Repairer:
         """Their target failed: again at that time."""
         self._busy_since: Nanos | None = None
         self._sent_since = 0
+        self.when_sent: Callable[[Shipment, Sent], None] = lambda shipment, sent: None
+        """Told of each shipment that reached its target."""
 
     @property
     def view(self) -> View:
@@ -192,6 +195,7 @@ class Repairer:
             else:
                 self.counters.failed_blocks += len(shipment.blocks)
             return Sent()
+        self.when_sent(shipment, sent)
         self.counters.sent_blocks += sent.sent_blocks
         self.counters.sent_bytes += sent.sent_bytes
         self.counters.refused_blocks += sent.refused_blocks

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +43,7 @@ def test_streams_struck_again_and_again_in_a_changing_batch_are_those_left_alone
                 )
             )
             assert k.killer.kills == 5 * len(prompts)
-            assert sum(streamed.story.failovers for streamed in struck) >= k.killer.kills
+            assert all(streamed.story.failovers >= 3 for streamed in struck)  # a step may fail for one that has gone already
             for left, hit, blow in zip(alone, struck, blows, strict=True):
                 assert hit.tokens == left.tokens, f"seed {seed}: {blow}"
                 assert hit.logprobs == left.logprobs, f"seed {seed}: {blow}"
@@ -61,15 +62,28 @@ def test_streams_of_a_draining_node_move_within_two_steps(kitchen: Callable[...,
             samplings = [session_kitchen.GREEDY, session_kitchen.SAMPLED] * 2
             asked = list(zip(prompts, samplings, strict=True))
             alone = [await k.stream(*request, "alone", tokens=120) for request in asked]
-            drained = False
+            counts, grown = [0] * len(prompts), asyncio.Event()
 
-            def drain_once(count: int) -> None:
-                nonlocal drained
-                if count == 30 and not drained:
-                    drained = True
+            def note(stream: int, count: int) -> None:
+                counts[stream] = count
+                grown.set()
+                if count == 30 and max(counts) == 30:
                     k.drain("decode-1")
 
-            moved = await asyncio.gather(*(k.stream(*request, "moved", tokens=120, on_token=drain_once) for request in asked))
+            slowed: set[int] = set()
+
+            async def while_another_block_fills(token_ids: Sequence[int]) -> None:
+                (stream,) = [number for number, prompt in enumerate(prompts) if list(token_ids[: len(prompt)]) == prompt]
+                if stream not in slowed:
+                    slowed.add(stream)
+                    while len(prompts[stream]) + counts[stream] < len(token_ids) + 10:
+                        grown.clear()
+                        await grown.wait()
+
+            k.backends["decode-2"].preparing = while_another_block_fills
+            moved = await asyncio.gather(
+                *(k.stream(*request, "moved", tokens=120, on_token=partial(note, number)) for number, request in enumerate(asked))
+            )
             assert [streamed.tokens for streamed in moved] == [streamed.tokens for streamed in alone]
             assert sum(streamed.story.failovers for streamed in moved) == 0
             moves = sum(streamed.story.moves for streamed in moved)

@@ -17,7 +17,7 @@ from kvstore.node.repair_config import RepairConfig
 from kvstore.node.walk import walk
 from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.peer_stub import PeerStub
-from kvstore.units import Bytes, milliseconds, seconds
+from kvstore.units import MIB, Bytes, milliseconds, seconds
 
 QUICK = RepairConfig(delay=milliseconds(30), anti_entropy_every=Bytes(0))
 
@@ -85,12 +85,13 @@ class OwnMember:
 
 @pytest.fixture
 def cluster(serving):
-    """`cluster(stack, names, joining=...)`: all ACTIVE but the last `joining`, which are in no view yet."""
+    """`cluster(stack, names, joining=...)`: all ACTIVE but the last `joining`, which are in no view yet. `small`: of 50 blocks."""
 
-    async def start(stack, names=("n1", "n2", "n3", "n4"), *, joining=0, repair=QUICK):
+    async def start(stack, names=("n1", "n2", "n3", "n4"), *, joining=0, repair=QUICK, small=()):
         found = Cluster()
         for name in names:
-            server, client = await stack.enter_async_context(serving(views=found.views, node_id=name, replicas=2, repair=repair))
+            room = {"host_capacity": Bytes(MIB)} if name in small else {}
+            server, client = await stack.enter_async_context(serving(views=found.views, node_id=name, replicas=2, repair=repair, **room))
             server._own = OwnMember(found, name)
             found.servers[name], found.clients[name] = server, client
         for name in names[: len(names) - joining]:
@@ -237,6 +238,23 @@ def test_a_drain_hands_everything_over_and_says_when_it_is_safe_to_stop(cluster,
             drain = (await found.status("n1")).drain
             assert (drain.blocks, drain.remaining_blocks, drain.remaining_bytes) == (len(before), 0, 0)
             assert await found.held("n1") == before, "it serves until it is stopped"
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_to_owners_that_are_too_small_ends_and_says_what_found_no_room(cluster, chain):
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            found = await cluster(stack, ("n1", "n2", "n3"), small=("n2", "n3"))
+            await found.clients["n1"].store(chain("only here", 64))
+            await admin_pb2_grpc.AdminServiceStub(found.clients["n1"].channel).Drain(admin_pb2.DrainStoreRequest())
+
+            async def safe():
+                return (await found.status("n1")).drain.safe_to_stop
+
+            await found.until(safe)
+            drain = (await found.status("n1")).drain
+            assert 0 < drain.no_room_blocks < 64  # what was read back once may be evicted later as well
 
     asyncio.run(scenario())
 
