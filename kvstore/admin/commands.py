@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, Prompt, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.admin.upkeep import repair_summary
-from kvstore.core.placement import place
+from kvstore.core.placement import place, reading_places
 from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
 from kvstore.errors import InvalidRequest, LarderError
 from kvstore.ids import NodeId
@@ -65,6 +65,7 @@ async def status(access: ClusterAccess) -> Record:
         "epoch": view.epoch,
         "gateway": gateway,
         "repair": repair_summary(store_records),
+        "hot_stripes": len(view.hot),
         "stores": store_records,
         "engines": [_answer_record(member, answer) for member, answer in [*prefills, *decodes]],
     }
@@ -86,8 +87,10 @@ async def locate(access: ClusterAccess, source: Mapping[str, Any], *, replicas: 
             for member, answer in answers
             if not isinstance(answer, LarderError) and answer[number].tiers
         ]
-        owners = list(place(ref.stripe, view, replicas=replicas))
-        blocks.append({"index": ref.index, "hash": ref.hash.hex(), "stripe": ref.stripe.hex(), "owners": owners, "copies": copies})
+        owners = place(ref.stripe, view, replicas=replicas)
+        extra = reading_places(ref.stripe, view, replicas=replicas)[len(owners) :]
+        places = {"owners": list(owners), "extra_replicas": list(extra)}
+        blocks.append({"index": ref.index, "hash": ref.hash.hex(), "stripe": ref.stripe.hex(), **places, "copies": copies})
     held = next((number for number, block in enumerate(blocks) if not block["copies"]), len(blocks))
     return {
         "namespace": prompt.key_space.namespace,

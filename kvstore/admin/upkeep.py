@@ -119,7 +119,7 @@ async def samples(access: ClusterAccess, *, every_s: float) -> AsyncGenerator[Re
         reports = {member.node_id: answer for member, answer in answers if not isinstance(answer, LarderError)}
         if before:
             nodes = [_top_row(member, answer, before.get(member.node_id), now - at) for member, answer in answers]
-            yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes)}
+            yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes), "hot_stripes": len(view.hot)}
         before, at = reports, now
         await asyncio.sleep(every_s)
 

@@ -74,7 +74,7 @@ def top_table(record: Mapping[str, Any]) -> Table:
         rates = (f"{node['stored_per_s']:.0f}", f"{node['evicted_per_s']:.0f}", f"{node['cpu_percent']:.0f} %")
         rows.append((node["node_id"], state, tiers, node["blocks"], node["leases"], node["connections"], *rates, repair_cell(node)))
     headers = ("node", "state", "tiers", "blocks", "leases", "conns", "stored/s", "evicted/s", "CPU", "repair")
-    return table(f"store nodes at epoch {record['epoch']}", headers, rows)
+    return table(f"store nodes at epoch {record['epoch']}, {record['hot_stripes']} hot stripes", headers, rows)
 
 
 def event_line(record: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvstore.core.events import CommitStatus, Note, NoteKind, ReadOutcome, ReadStatus, ReserveStatus
 from kvstore.core.extent import Tier
-from kvstore.node.open_read import OpenRead
+from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.telemetry import (
     EVICTIONS_TOTAL,
     LATENCY_BUCKETS_S,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvpb.v1 import admin_pb2
 
-from kvstore.node.handover import Handover
-from kvstore.node.repairer import Repairer
+from kvstore.core.upkeep.handover import Handover
+from kvstore.core.upkeep.repairer import Repairer
 
 
 def repair_status(repairer: Repairer) -> admin_pb2.RepairStatus:

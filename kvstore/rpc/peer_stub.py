@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc
 
+from kvstore.core.upkeep.surroundings import PeerProgress
 from kvstore.errors import Unavailable
 from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, Epoch, KeySpace, NodeId, StripeId
 from kvstore.rpc.calls import answer_of, messages_of
@@ -22,14 +23,6 @@ class PeerBlock:
     checksum: int
     ttl: Nanos
     """What is left of its life; 0: no end."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerProgress:
-    settled_epoch: Epoch
-    """Nothing is owed for the view of this epoch."""
-    blocks: int
-    """Readable there."""
 
 
 class PeerStub:

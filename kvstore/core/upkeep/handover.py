@@ -5,7 +5,6 @@ After a join that is surplus; on a draining node it is everything, and "all conf
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -14,15 +13,14 @@ from typing import NamedTuple
 
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
-from kvstore.core.placement import place, rank_all
+from kvstore.core.placement import rank_all, reading_places
 from kvstore.core.repair_plan import Shipment
+from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
+from kvstore.core.upkeep.sender import Sent, by_key_space
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
-from kvstore.node.node import Node
-from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
-from kvstore.node.sender import Sent, by_key_space
-from kvstore.units import Nanos, milliseconds, seconds, to_seconds
+from kvstore.units import Nanos, milliseconds, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +61,10 @@ class _Foreign(NamedTuple):
 
 
 class Handover:
-    """Belongs to the event loop of its node. `run` never returns."""
+    """`run` never returns."""
 
-    def __init__(self, node: Node, repairer: Repairer) -> None:
-        self._node = node
+    def __init__(self, repairer: Repairer) -> None:
+        self._surroundings = repairer.surroundings
         self._repairer = repairer
         self._drain: DrainProgress | None = None
         self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
@@ -93,7 +91,7 @@ class Handover:
         repairer = self._repairer
         swept_epoch, sent_before, next_sweep = Epoch(-1), 0, Nanos(0)
         while True:
-            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            await self._surroundings.pause(_LOOK_EVERY)
             epoch, draining = repairer.view.epoch, self.draining
             if not draining:
                 self._drain = None
@@ -101,7 +99,7 @@ class Handover:
                 self._forget_taken()
                 if not repairer.config.drop_surplus:
                     continue
-            if epoch == swept_epoch and self._node.now() < next_sweep:
+            if epoch == swept_epoch and self._surroundings.now() < next_sweep:
                 continue
             # Others may be about to send their part: nothing is missing before they have.
             if not repairer.idle or repairer.settled_epoch < epoch or not await repairer.others_settled():
@@ -112,7 +110,7 @@ class Handover:
             swept_epoch, sent_before = epoch, repairer.counters.sent_blocks
             again_soon = await self._sweep(draining=draining) and moved
             slow = _DRAIN_SWEEP_EVERY if draining else max(repairer.config.anti_entropy_every, _SURPLUS_SWEEP_EVERY)
-            next_sweep = Nanos(self._node.now() + (_LOOK_EVERY if again_soon else slow))
+            next_sweep = Nanos(self._surroundings.now() + (_LOOK_EVERY if again_soon else slow))
 
     def _note_sent(self, shipment: Shipment, sent: Sent) -> None:
         if self.draining and not sent.lost_blocks:
@@ -130,13 +128,15 @@ class Handover:
         for bucket in range(BUCKETS):
             foreign: list[_Foreign] = []
             for number, stripe in enumerate(repairer.catalog.stripes(bucket), start=1):
-                owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
-                    members = tuple(member for owner in owners if (member := view.member(owner)) is not None)
+                holders = reading_places(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in holders and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
+                    members = tuple(member for owner in holders[: repairer.replicas] if (member := view.member(owner)) is not None)
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
-                    await asyncio.sleep(0)
-            whole = []
+                    await self._surroundings.pause(Nanos(0))
+            if not foreign:
+                continue
+            candidates: list[tuple[_Foreign, bool]] = []
             lacking, silent = await self._lacking(foreign, verify=False)
             for one in foreign:
                 missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
@@ -146,24 +146,27 @@ class Handover:
                 elif missing:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
-                elif one.owners:
-                    whole.append(one)
-            lacking, _ = await self._lacking(whole, verify=True)
-            for one in whole:
-                if any(digest in lacking[owner.node_id] for owner in one.owners for digest in one.blocks):
+                # What an owner has no room for keeps no other block of the stripe from going.
+                here_and_there = tuple(digest for digest in one.blocks if digest not in missing)
+                if one.owners and here_and_there and not (draining and missing):
+                    candidates.append((one._replace(blocks=here_and_there), not missing))
+            lacking, _ = await self._lacking([one for one, _ in candidates], verify=True)
+            for one, is_whole in candidates:
+                bad = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
+                if bad:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
-                elif draining:
+                if not draining:
+                    await self._drop(one._replace(blocks=tuple(digest for digest in one.blocks if digest not in bad)))
+                elif is_whole and not bad:
                     self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
-                else:
-                    await self._drop(one)
         if draining:
             for number, stripe in enumerate(repairer.catalog, start=1):
                 if self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
                     remaining_blocks += len(stripe.blocks)
                     remaining_bytes += stripe.bytes
                 if number % (16 * STRIPES_AT_A_TIME) == 0:
-                    await asyncio.sleep(0)
+                    await self._surroundings.pause(Nanos(0))
             safe = remaining_blocks == 0 and view.epoch == repairer.view.epoch
             self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes, sum(self._no_room.values()))
         return sends
@@ -199,8 +202,10 @@ class Handover:
 
     async def _drop(self, one: _Foreign) -> None:
         """Leased copies stay, and go with a later sweep or for room."""
-        evict = EvictRequested(request_id=self._node.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
-        self._repairer.counters.dropped_blocks += (await self._node.ask(evict, AnswerEvict)).evicted_copies
+        if not one.blocks:
+            return  # no hashes would mean all of them
+        evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
+        self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 
     async def misplaced(self) -> Misplaced:
         """What would move if everything was put in its place now. Asks every store what it holds; of its holders the first in rendezvous
@@ -217,19 +222,19 @@ class Handover:
                 for key_space, hashes in by_key_space((stripe.key_space, blocks) for stripe, blocks in stripes).items():
                     held[member.node_id] |= await repairer.sender.held_by(member, key_space, hashes)
             for stripe, blocks in stripes:
-                owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners:
+                holders = reading_places(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in holders:
                     found.surplus_blocks += len(blocks)
                     found.surplus_bytes += stripe.bytes
                 order = rank_all(stripe.stripe, stores)
                 before = order[: order.index(repairer.node_id)]
                 mine = [digest for digest in blocks if not any(digest in held[node_id] for node_id in before)]
-                for owner in owners:
+                for owner in holders[: repairer.replicas]:
                     lacks = tuple(digest for digest in mine if owner != repairer.node_id and digest not in held.get(owner, set()))
                     target = view.member(owner)
                     if lacks and target is not None:
                         found.shipments.append(shipment_of(stripe, target, lacks, living=1, spare_room_only=False))
-            await asyncio.sleep(0)
+            await self._surroundings.pause(Nanos(0))
         return found
 
 
