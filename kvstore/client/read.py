@@ -149,7 +149,7 @@ class PrefixRead:
                         block.reason = "bad_checksum"
                         failed.append(block)
                         self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
-                    elif self._arrive(block, ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok")):
+                    elif self._arrive(block, ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok", block.copy.rung)):
                         size -= len(bytes_read)
         except LarderError as error:
             stream_reason = reason_of(error)
@@ -189,7 +189,7 @@ class PrefixRead:
                 good, payload = await self._take_mapped(found, copy.checksum)
                 lasts = held.lasts(self._clock.now())
                 if good and lasts:
-                    if self._arrive(block, ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", still_good)):
+                    if self._arrive(block, ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", copy.rung, still_good)):
                         size -= len(found)
                     continue
                 failed.append(block)
@@ -254,6 +254,7 @@ class PrefixRead:
                     [self._lease.chain[block.index] for block in wanted],
                     ttl=self._config.lease_ttl,
                     timeout=self._config.rpc_timeout,
+                    as_sealed=self._lease.as_sealed,
                 ),
             )
         except LarderError as error:
@@ -268,7 +269,7 @@ class PrefixRead:
                 if copy is None:
                     missing.append(block)
                 else:
-                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset)
+                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset, copy.rung)
                     found.append(block)
         else:
             missing = list(wanted)

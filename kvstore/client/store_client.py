@@ -83,8 +83,11 @@ class StoreClient:
 
         return (await find_prefix(chain, self._nodes.refresh(), ask, spawn=self._nodes.spawn, clock=self._clock)).run_length
 
-    async def acquire_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None) -> PrefixLease:
-        """Lease the longest run of leading blocks that the store holds, and nothing beyond it.
+    async def acquire_prefix(
+        self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None, as_sealed: bool = False
+    ) -> PrefixLease:
+        """Lease the longest run of leading blocks that the store holds, and nothing beyond it. With `as_sealed` a block counts as held
+        only where its numbers are those that its layout names: for a sequence that attends to these already.
 
         The lease is renewed behind the scenes until released; `ttl` (default: `lease_ttl` of the config) is how long the nodes keep
         it when this process dies. A node that does not answer costs one `rpc_timeout`, then its replicas are asked instead.
@@ -96,7 +99,9 @@ class StoreClient:
             asked_at = self._clock.now()
             acquired = await self._nodes.call(
                 node_id,
-                lambda stub: stub.acquire_prefix(key_space, blocks, ttl=ttl or self._config.lease_ttl, timeout=self._config.rpc_timeout),
+                lambda stub: stub.acquire_prefix(
+                    key_space, blocks, ttl=ttl or self._config.lease_ttl, timeout=self._config.rpc_timeout, as_sealed=as_sealed
+                ),
             )
             if not acquired.lease_id:
                 return [None] * len(blocks)
@@ -106,7 +111,7 @@ class StoreClient:
                 return [None] * len(blocks)
             held_here.append(held)
             return [
-                LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset) if copy else None
+                LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset, copy.rung) if copy else None
                 for copy in acquired.copies
             ]
 
@@ -127,7 +132,8 @@ class StoreClient:
         run = search.run_length
         copies = tuple(copy for copy in search.found[:run] if copy is not None)
         self._give_back_surplus(held_here, copies, zip(chain[run:], search.found[run:], strict=True))
-        return PrefixLease(key_space, tuple(chain[:run]), copies, {copy.held for copy in copies}, give_back=self._keeper.give_back)
+        held = {copy.held for copy in copies}
+        return PrefixLease(key_space, tuple(chain[:run]), copies, held, give_back=self._keeper.give_back, as_sealed=as_sealed)
 
     async def read(
         self, lease: PrefixLease, *, indices: Sequence[int] | None = None, in_place: bool = False

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 from kvstore.core.copies import Copy, CopyState, HostCopy
-from kvstore.core.events import AcquiredBlock, OperationId
+from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import BlockHash, BlockRef, KeySpace, StripeId
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, StripeId
 
 _READABLE = CopyState.READABLE
 _FREE = CopyState.FREE
 
-_FACTS = Struct("<IIQQI")  # place of the host copy (see Copy.packed), checksum, index
-_PLACE_BYTES = 16
+_FACTS = Struct("<IIQQHI")
+"""Of the host copy (see Copy.packed), and the index. With two bytes more they would take the next size of memory."""
+_COPY_BYTES = 26
+_INDEX = Struct("<I")
 
 
 class Entry(HostCopy):
@@ -28,6 +30,7 @@ class Entry(HostCopy):
     __slots__ = (
         "children",
         "expires_at",
+        "far",
         "gpu",
         "hash",
         "key_space",
@@ -44,7 +47,8 @@ class Entry(HostCopy):
     )
 
     def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int, expires_at: int = 0) -> None:
-        self.packed = _FACTS.pack(0, length, 0, checksum, block.index)
+        """`length`, `checksum`: of its first copy."""
+        self.packed = _FACTS.pack(0, length, 0, checksum, AS_SEALED, block.index)
         self.state = _FREE
         self.holds = 0
         self.key_space = key_space
@@ -68,6 +72,8 @@ class Entry(HostCopy):
         """Bit per eviction queue that it is in."""
         self.segment = 0
         """What the eviction policy remembers of it beside the rank."""
+        self.far = False
+        """Its chain has gone on behind it for as long as the step-down rules care (step_down.py)."""
         self.listed = False
 
     def __lt__(self, other: Entry) -> bool:
@@ -76,12 +82,8 @@ class Entry(HostCopy):
         return mine > theirs or (mine == theirs and self.hash < other.hash)
 
     @property
-    def checksum(self) -> int:
-        return int(_FACTS.unpack(self.packed)[3])
-
-    @property
     def index(self) -> int:
-        return int(_FACTS.unpack(self.packed)[4])
+        return int(_INDEX.unpack_from(self.packed, _COPY_BYTES)[0])
 
     @property
     def host(self) -> Copy | None:
@@ -95,7 +97,7 @@ class Entry(HostCopy):
             return
         assert self.state is _FREE
         assert copy.holds == 0
-        self.packed = copy.packed + self.packed[_PLACE_BYTES:]
+        self.packed = copy.packed[:_COPY_BYTES] + self.packed[_COPY_BYTES:]
         self.state = copy.state
 
     @property
@@ -138,6 +140,10 @@ class Entry(HostCopy):
         return self.state is _READABLE or self.readable_ssd or self.readable_gpu
 
     @property
+    def readable_as_sealed(self) -> bool:
+        return (self.state is _READABLE and self.rung == AS_SEALED) or self.best.rung == AS_SEALED
+
+    @property
     def tiers(self) -> tuple[Tier, ...]:
         """Of readable copies, fastest first."""
         host = (Tier.HOST,) if self.state is _READABLE else ()
@@ -145,9 +151,30 @@ class Entry(HostCopy):
         return (*memory, Tier.SSD) if self.readable_ssd else memory
 
     @property
+    def placed(self) -> tuple[PlacedCopy, ...]:
+        """What an operator is told of the readable copies, fastest tier first."""
+        return tuple(PlacedCopy(copy.tier, copy.length, copy.rung) for copy in self.copies if copy.state is _READABLE)
+
+    @property
     def copies(self) -> tuple[Copy, ...]:
         """Of any state, fastest tier first."""
         return tuple(copy for copy in (self.gpu, self.host, self.ssd) if copy is not None)
+
+    @property
+    def best(self) -> Copy:
+        """The readable copy that a reader is given: as sealed before re-coded, then in the host tier before others, since a transfer needs
+        the bytes in host memory. Without any, the facts of the first copy."""
+        return self.serving((_READABLE,)) or self
+
+    def serving(self, states: Sequence[CopyState], rung: int | None = None) -> Copy | None:
+        """The best copy in one of these states; with `rung`, of that rung alone."""
+        found = None
+        for copy in (self.host, self.gpu, self.ssd):
+            if copy is not None and copy.state in states and (rung is None or copy.rung == rung):
+                if copy.rung == AS_SEALED:
+                    return copy
+                found = found or copy
+        return found
 
 
 def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | None]:
@@ -159,13 +186,14 @@ def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | Non
         if entry is None:
             blocks.append(None)
             continue
-        page, length, generation, checksum, _ = unpack(entry.packed)
-        if entry.state is _READABLE:
+        page, length, generation, checksum, rung, _ = unpack(entry.packed)
+        if entry.state is _READABLE and rung == AS_SEALED:
             extent = make(Extent, (host, 0, page * ALIGNMENT, length, generation))
-            blocks.append(make(AcquiredBlock, (length, checksum, host, extent)))
+            blocks.append(make(AcquiredBlock, (length, checksum, host, extent, rung)))
         else:
-            tier = Tier.GPU if entry.readable_gpu else Tier.SSD
-            blocks.append(make(AcquiredBlock, (length, checksum, tier, None)))
+            copy = entry.best
+            place = copy.extent if copy.tier is host else None
+            blocks.append(AcquiredBlock(copy.length, copy.checksum, copy.tier, place, copy.rung))
     return blocks
 
 
@@ -204,11 +232,13 @@ class Index:
     def key_spaces(self) -> tuple[KeySpace, ...]:
         return tuple(self._spaces)
 
-    def leading_runs(self, key_space: KeySpace, blocks: Sequence[BlockRef]) -> list[Entry | None]:
-        """One per block: its entry if it is here and so is every asked block before it in its stripe."""
+    def leading_runs(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, as_sealed: bool = False) -> list[Entry | None]:
+        """One per block: its entry if it is here and so is every asked block before it in its stripe. `as_sealed`: here means so."""
         entries = self.entries(key_space)
         get = entries.get
         found = [get(block[0]) for block in blocks]  # [0]: its hash; by name it takes twice as long
+        if as_sealed:
+            found = [entry if entry is not None and entry.readable_as_sealed else None for entry in found]
         if None in found:
             broken: set[StripeId] = set()
             for at, block in enumerate(blocks):

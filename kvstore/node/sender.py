@@ -81,7 +81,7 @@ class Sender:
             return Sent()
         stub = StoreStub(self._channels.get(member.address))
         asked_at = time.monotonic_ns()
-        items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl) for owned in found]
+        items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl, owned.rung) for owned in found]
         grants = await stub.reserve(
             shipment.key_space,
             items,

@@ -61,7 +61,11 @@ class StreamControl:
 
     async def _acquire(self, request: AcquireBody) -> bytes:
         acquire = AcquireRequested(
-            request_id=self._node.next_request_id(), key_space=request.key_space, blocks=request.blocks, ttl=request.ttl
+            request_id=self._node.next_request_id(),
+            key_space=request.key_space,
+            blocks=request.blocks,
+            ttl=request.ttl,
+            as_sealed=request.as_sealed,
         )
         answer = await self._node.ask(acquire, AnswerAcquire)
         ticket = b""
@@ -69,7 +73,8 @@ class StreamControl:
             ticket = self._tickets.for_lease(answer.lease_id, expires_at=Nanos(self._node.now() + answer.ttl)).to_bytes()
         copies = tuple(
             [
-                block and AcquiredCopy(block.payload_bytes, block.checksum, block.tier, block.extent.offset if block.extent else None)
+                block
+                and AcquiredCopy(block.payload_bytes, block.checksum, block.tier, block.extent.offset if block.extent else None, block.rung)
                 for block in answer.blocks
             ]
         )

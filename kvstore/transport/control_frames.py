@@ -12,7 +12,19 @@ from typing import Any, NamedTuple
 
 from kvstore.core.events import ReserveItem
 from kvstore.core.extent import Tier
-from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
+from kvstore.ids import (
+    AS_SEALED,
+    HASH_BYTES,
+    BlockHash,
+    BlockRef,
+    KeySpace,
+    LayoutFingerprint,
+    LeaseId,
+    Namespace,
+    RungCode,
+    StripeId,
+    WriteToken,
+)
 from kvstore.transport.frames import MAX_ITEMS, BadFrame
 from kvstore.transport.ticket import TICKET_BYTES
 from kvstore.units import Nanos, milliseconds, to_milliseconds
@@ -20,10 +32,10 @@ from kvstore.units import Nanos, milliseconds, to_milliseconds
 _COUNT = struct.Struct("<I")
 _KEY_SPACE = struct.Struct("<H")
 _REF = struct.Struct("<32s32s32sI")
-_RESERVE_ITEM = struct.Struct("<32s32s32sIQq")
-_TTL = struct.Struct("<I")
+_RESERVE_ITEM = struct.Struct("<32s32s32sIQqH")
+_ACQUIRE = struct.Struct("<IB")  # time to live, whether as sealed
 _ACQUIRED = struct.Struct(f"<QII{TICKET_BYTES}s")
-_BLOCK = struct.Struct("<BQQq")
+_BLOCK = struct.Struct("<BQQqH")
 _GRANTS = struct.Struct("<II")
 _GRANT = struct.Struct(f"<BQQ{TICKET_BYTES}s")
 _COMMIT_ITEM = struct.Struct("<QQ")
@@ -40,17 +52,18 @@ class AcquireBody(NamedTuple):
     key_space: KeySpace
     ttl: Nanos | None
     blocks: tuple[BlockRef, ...]
+    as_sealed: bool = False
 
     def pack(self) -> bytes:
         ttl_ms = 0 if self.ttl is None else max(1, round(to_milliseconds(self.ttl)))
-        return b"".join((_TTL.pack(ttl_ms), _pack_key_space(self.key_space), _pack_many(_REF, self.blocks)))
+        return b"".join((_ACQUIRE.pack(ttl_ms, self.as_sealed), _pack_key_space(self.key_space), _pack_many(_REF, self.blocks)))
 
     @classmethod
     def unpack(cls, data: bytes) -> AcquireBody:
-        ttl_ms = _unpack_head(_TTL, data)[0]
-        key_space, at = _unpack_key_space(data, _TTL.size)
+        ttl_ms, as_sealed = _unpack_head(_ACQUIRE, data)
+        key_space, at = _unpack_key_space(data, _ACQUIRE.size)
         refs = _unpack_many(_REF, data, at)
-        return cls(key_space, milliseconds(ttl_ms) if ttl_ms else None, tuple([_ref(*ref) for ref in refs]))
+        return cls(key_space, milliseconds(ttl_ms) if ttl_ms else None, tuple([_ref(*ref) for ref in refs]), bool(as_sealed))
 
 
 class AcquiredCopy(NamedTuple):
@@ -58,6 +71,7 @@ class AcquiredCopy(NamedTuple):
     checksum: int
     tier: Tier
     arena_offset: int | None
+    rung: RungCode = AS_SEALED
 
 
 class AcquiredBody(NamedTuple):
@@ -70,9 +84,9 @@ class AcquiredBody(NamedTuple):
         head = _ACQUIRED.pack(self.lease_id, int(to_milliseconds(self.ttl)), len(self.copies), self.ticket)
         return head + b"".join(
             [
-                _BLOCK.pack(0, 0, 0, _NOWHERE)
+                _BLOCK.pack(0, 0, 0, _NOWHERE, 0)
                 if copy is None
-                else _BLOCK.pack(copy.tier, copy.payload_bytes, copy.checksum, _NOWHERE if copy.arena_offset is None else copy.arena_offset)
+                else _BLOCK.pack(copy[2], copy[0], copy[1], _NOWHERE if copy[3] is None else copy[3], copy[4])
                 for copy in self.copies
             ]
         )
@@ -83,8 +97,8 @@ class AcquiredBody(NamedTuple):
         blocks = _unpack_counted(_BLOCK, data, _ACQUIRED.size, count)
         try:
             copies = [
-                None if not tier else AcquiredCopy(length, checksum, _TIERS[tier], None if offset == _NOWHERE else offset)
-                for tier, length, checksum, offset in blocks
+                None if not tier else AcquiredCopy(length, checksum, _TIERS[tier], None if offset == _NOWHERE else offset, RungCode(rung))
+                for tier, length, checksum, offset, rung in blocks
             ]
         except KeyError:
             raise BadFrame("garbage", "an unknown tier") from None
@@ -114,14 +128,17 @@ class ReserveBody(NamedTuple):
 
     def pack(self) -> bytes:
         return _pack_key_space(self.key_space) + _pack_many(
-            _RESERVE_ITEM, [(*ref, size, _UNSAID if ttl is None else ttl) for ref, size, ttl in self.items]
+            _RESERVE_ITEM, [(*ref, size, _UNSAID if ttl is None else ttl, rung) for ref, size, ttl, rung in self.items]
         )
 
     @classmethod
     def unpack(cls, data: bytes) -> ReserveBody:
         key_space, at = _unpack_key_space(data, 0)
         items = _unpack_many(_RESERVE_ITEM, data, at)
-        return cls(key_space, tuple([ReserveItem(_ref(*ref), size, None if ttl < 0 else Nanos(ttl)) for *ref, size, ttl in items]))
+        return cls(
+            key_space,
+            tuple([ReserveItem(_ref(*ref), size, None if ttl < 0 else Nanos(ttl), RungCode(rung)) for *ref, size, ttl, rung in items]),
+        )
 
 
 class PackedGrant(NamedTuple):

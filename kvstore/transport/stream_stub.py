@@ -32,15 +32,20 @@ class StreamStub(StoreStub):
         super().__init__(channel)
         self._pool = pool
 
-    async def acquire_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos) -> Acquired:
+    async def acquire_prefix(
+        self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos, as_sealed: bool = False
+    ) -> Acquired:
         try:
-            body = await self._ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks)).pack(), timeout)
+            body = await self._ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks), as_sealed).pack(), timeout)
         except DoorClosed:
-            return await super().acquire_prefix(key_space, blocks, ttl=ttl, timeout=timeout)
+            return await super().acquire_prefix(key_space, blocks, ttl=ttl, timeout=timeout, as_sealed=as_sealed)
         answer = AcquiredBody.unpack(body)
         _same_length(answer.copies, blocks)
         copies = tuple(
-            [copy and FoundCopy(Bytes(copy.payload_bytes), copy.checksum, copy.tier, copy.arena_offset) for copy in answer.copies]
+            [
+                copy and FoundCopy(Bytes(copy.payload_bytes), copy.checksum, copy.tier, copy.arena_offset, copy.rung)
+                for copy in answer.copies
+            ]
         )
         return Acquired(answer.lease_id, answer.ttl, copies, answer.ticket)
 

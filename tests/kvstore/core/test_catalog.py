@@ -47,7 +47,7 @@ def test_a_walk_bears_changes_under_way_and_sees_what_stays_once(seed: int) -> N
         seen.append(found.stripe)
         if number == 100:
             for stripe, block in going:
-                catalog.remove(stripe, block, 1)
+                catalog.remove(stripe, block)
             for stripe, block in blocks_of(rng, 50):
                 catalog.add(SPACE, stripe, block, 1)
     assert len(seen) == len(set(seen))
