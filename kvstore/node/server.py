@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_pb2_grpc
-
 from prometheus_client import CollectorRegistry
 
 from kvstore.clock import Clock, SystemClock

@@ -328,7 +328,8 @@ class SimulatedNode:
         key_space, hashes = self.read_of.pop(instruction.operation)
         for block, item, outcome in zip(hashes, instruction.items, finished.outcomes, strict=True):
             if outcome is ReadOutcome.OK:
-                assert item.checksum in self.written[key_space, block], "a read got another key's bytes"
+                put = self.media.stepped_from.get(item.checksum, item.checksum)
+                assert put in self.written[key_space, block], "a read got another key's bytes"
 
     # --- the world ----------------------------------------------------------------------------------------------------------------------
 
