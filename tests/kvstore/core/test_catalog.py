@@ -26,13 +26,13 @@ def test_two_catalogs_have_the_same_digests_exactly_when_they_hold_the_same_bloc
     assert digests[0] == digests[1]
     assert (one.blocks, one.bytes) == (800, 8000)
     stripe, block = blocks[17]
-    two.remove(stripe, block, 10)
-    two.remove(stripe, block, 10)
+    two.remove(stripe, block)
+    two.remove(stripe, block)
     differing = {found.stripe for found in two if found.digest != digests[0][found.stripe]}
     assert differing == {stripe}
     assert (two.blocks, two.bytes) == (799, 7990)
     for stripe, block in blocks:
-        two.remove(stripe, block, 10)
+        two.remove(stripe, block)
     assert (two.blocks, two.bytes, list(two)) == (0, 0, [])
 
 
