@@ -1,4 +1,4 @@
-"""The clock, as an argument: the core takes `now`, the shell takes a `Clock`, tests hand in one that they turn."""
+"""The clock, as an argument: the core takes `now`, the shell takes a `Clock`."""
 
 from __future__ import annotations
 
@@ -17,17 +17,3 @@ class Clock(Protocol):
 class SystemClock:
     def now(self) -> Nanos:
         return Nanos(time.monotonic_ns())
-
-
-class ManualClock:
-    """Stands still until turned."""
-
-    def __init__(self, start: Nanos = Nanos(0)) -> None:
-        self._now = start
-
-    def now(self) -> Nanos:
-        return self._now
-
-    def advance(self, by: Nanos) -> None:
-        assert by >= 0
-        self._now = Nanos(self._now + by)

@@ -62,14 +62,6 @@ class KeySpace(NamedTuple):
     layout: LayoutFingerprint
 
 
-class BlockKey(NamedTuple):
-    """Content address of a block: the same in every process and version."""
-
-    namespace: Namespace
-    layout: LayoutFingerprint
-    hash: BlockHash
-
-
 class BlockRef(NamedTuple):
     """One block of a chain as the store needs to know it: its hash and where it stands in the chain."""
 

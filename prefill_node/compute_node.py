@@ -88,7 +88,7 @@ class ComputeNode:
                 step_tokens=max(config.chunk_tokens, config.max_batch + model.layout.block_tokens),
                 threads=config.threads,
             ),
-            sealer=sealer,
+            sealer=sealer if config.seal else None,
         )
         executor = ThreadPoolExecutor(config.load_threads, thread_name_prefix="load")
         node = cls(

@@ -57,6 +57,9 @@ class ComputeConfig:
     """Most prompt tokens in a step in which answers go on too: how long an answer may wait for a prompt."""
     first_come: bool = False
     """Compute each prompt whole as soon as it comes, while all answers wait. For comparison: `kvctl bench pd`."""
+    seal: bool = True
+    """Make each full block canonical and publish it. Without it what this node computes ends with it, and a stream may change its tokens
+    when it changes its node. For comparison: `kvctl bench failover`."""
     max_batch: int = 32
     """Most sequences in one decode step."""
 

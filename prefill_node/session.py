@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -11,10 +12,20 @@ from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockRef, KeySpace
 from prefill_node import metrics
 from prefill_node.compute_node import ComputeNode
-from prefill_node.engine.request import EngineEvent, EngineRequest, FailedOut, FinishedOut, FinishReason, PinnedPrefix
+from prefill_node.engine.request import (
+    EngineEvent,
+    EngineRequest,
+    FailedOut,
+    FinishedOut,
+    FinishReason,
+    PinnedPrefix,
+    PrefixWantedOut,
+)
 from prefill_node.limits import check_namespace
 from prefill_node.prefix import fetch_run, give_back_reserved, settle
 from prefill_node.publish import Publication
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +56,10 @@ class PrefillSession:
         self._node = node
         self._error: LarderError | None = None
         self._submitted = False
+        self._chain: tuple[BlockRef, ...] = ()
+        self._stored = 0
+        """Leading blocks that the store had at the start; there may have been no room for them."""
+        self._refetching: asyncio.Future[None] | None = None
 
     async def progress(self) -> AsyncGenerator[Progress, None]:
         """Yield once at the start and once for each change; the last has `done`.
@@ -55,7 +70,7 @@ class PrefillSession:
         node, call = self._node, self._call
         check_namespace(call.namespace)
         node.limits.check_prompt(call.token_ids, room_for=0)
-        chain = node.chain(call.namespace, call.token_ids)
+        chain = self._chain = node.chain(call.namespace, call.token_ids)
         key_space = node.key_space(call.namespace)
         self._publication = node.publisher.watch(key_space, chain)
         try:
@@ -76,6 +91,9 @@ class PrefillSession:
         finally:
             if self._submitted and not self._publication.is_complete:
                 node.engine.cancel(call.request_id)
+            if self._refetching is not None:
+                self._refetching.cancel()
+                await asyncio.wait((self._refetching,))
             node.sealer.close(call.request_id)
             node.publisher.forget(self._publication)
 
@@ -92,7 +110,7 @@ class PrefillSession:
         node = self._node
         local = len(pinned.block_ids)
         async with await node.store.acquire_prefix(key_space, chain) as lease:
-            stored = len(lease)
+            stored = self._stored = len(lease)
             self._publication.note_readable(stored)
             if stored == len(chain):
                 metrics.hit_tokens.labels(tier="pool").inc(local * node.block_tokens)
@@ -156,6 +174,8 @@ class PrefillSession:
                 prefix=pinned,
                 max_new_tokens=0,
                 priority=call.priority,
+                refetch=True,
+                fetchable=self._stored,
             ),
             sink,
         )
@@ -166,6 +186,27 @@ class PrefillSession:
             self.end(Unavailable(f"the engine could not compute this prompt: {event.message}"))
         elif isinstance(event, FinishedOut) and event.reason is not FinishReason.CANCELLED:
             self._publication.complete()
+        elif isinstance(event, PrefixWantedOut):
+            self._refetching = asyncio.ensure_future(self._refetch())
+
+    async def _refetch(self) -> None:
+        """Another sequence needed this one's blocks, and now there is room again: what was published of them comes back, the rest is
+        computed."""
+        node, chain = self._node, self._chain
+        pinned = node.engine.pin_local(chain)
+        try:
+            local = len(pinned.block_ids)
+            async with await node.store.acquire_prefix(node.key_space(self._call.namespace), chain) as lease:
+                if len(lease) > local:
+                    await self._fetch(pinned, chain, lease, first=local, end=len(lease))
+        except Exception:
+            # Cache trouble: the engine waits for the word that it may go on.
+            log.exception("fetching the blocks of a preempted prompt raised")
+            give_back_reserved(node.engine, pinned)
+        except asyncio.CancelledError:
+            node.engine.release(pinned)
+            raise
+        node.engine.resume(self._call.request_id, pinned)
 
     async def _follow(self, cached: int, prompt_blocks: int) -> AsyncGenerator[Progress, None]:
         last: Progress | None = None

@@ -123,6 +123,8 @@ class Answer:
                 "failovers": story.failovers,
                 "moves": story.moves,
                 "max_gap_ms": round(to_milliseconds(story.longest_gap), 3),
+                "notice_ms": round(to_milliseconds(story.longest_notice), 3),
+                "takeover_ms": round(to_milliseconds(story.longest_takeover), 3),
                 "decode_nodes": list(story.decode_nodes),
                 "ttft_ms": ttft,
             },

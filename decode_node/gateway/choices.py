@@ -65,7 +65,8 @@ class Choices:
             usage["completion_tokens"] += other["completion_tokens"]
             usage["total_tokens"] += other["completion_tokens"]
             usage["larder"]["failovers"] += other["larder"]["failovers"]
-            usage["larder"]["max_gap_ms"] = max(usage["larder"]["max_gap_ms"], other["larder"]["max_gap_ms"])
+            for longest in ("max_gap_ms", "notice_ms", "takeover_ms"):
+                usage["larder"][longest] = max(usage["larder"][longest], other["larder"][longest])
             usage["larder"]["decode_nodes"] += other["larder"]["decode_nodes"]
         return usage
 

@@ -39,8 +39,9 @@ class TimeoutsConfig:
     """The request body arrives within this time."""
     send: Nanos = seconds(60)
     """A client that takes no bytes for this long is gone; its work is cancelled."""
-    heartbeat: Nanos = seconds(1)
-    """A decode stream silent for this long is dead: another node goes on. Nodes send something every 250 ms."""
+    heartbeat: Nanos = milliseconds(900)
+    """A decode stream silent for this long is dead: another node goes on. Nodes send something every 250 ms. Time in which the gateway
+    itself did not run does not count."""
     connect: Nanos = seconds(2)
     """A decode stream's first sign of life comes within this time."""
     first_token: Nanos = seconds(300)

@@ -31,6 +31,19 @@ class GatewayMetrics:
             telemetry.FAILOVERS_TOTAL, "Attempts of decode nodes that failed, by reason", ("reason",), registry=registry
         )
         self.moves = Counter("larder_moves_total", "Answers that moved from a draining decode node to a prepared one", registry=registry)
+        self.notice = Histogram(
+            "larder_failover_notice_seconds",
+            "From the last sign of life of a decode node until its loss was noticed, by reason",
+            ("reason",),
+            buckets=telemetry.LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self.takeover = Histogram(
+            "larder_takeover_seconds",
+            "From the end of one decode node's stream, failed or moved from, to the next token",
+            buckets=telemetry.LATENCY_BUCKETS_S,
+            registry=registry,
+        )
         self.sessions = Gauge("larder_gateway_sessions", "Answers in progress", registry=registry)
         self.prompt_tokens = Counter("larder_prompt_tokens_total", "Tokens of prompts", registry=registry)
         self.cached_tokens = Counter("larder_cached_prompt_tokens_total", "Tokens of prompts that needed no prefill", registry=registry)

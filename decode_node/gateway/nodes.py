@@ -145,8 +145,8 @@ class DecodeBackend(Protocol):
         """The stream of one attempt. Leaving the context cancels the work on the node, however it is left."""
         ...
 
-    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> None:
-        """Have the sealed blocks of these tokens in the node's pool: a stream is about to move there."""
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> int:
+        """Have the sealed blocks of these tokens in the node's pool: a stream is about to move there. Returns how many there are."""
         ...
 
     async def close(self) -> None: ...

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from decode_node.gateway.silence import Pace
 from kvstore.clock import Clock
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.errors import LarderError
@@ -45,6 +46,7 @@ class Tracked(Generic[Backend, Load]):
         """The last answer to a poll; None before the first."""
         self.misses = 0
         """Polls missed since the last answer."""
+        self.pace = Pace()
         self.in_flight = 0
         self.in_flight_tokens = 0
         self.idle = asyncio.Event()
@@ -64,8 +66,11 @@ class Tracked(Generic[Backend, Load]):
     def is_suspect(self, now: Nanos) -> bool:
         return not self.answers or now < self._excluded_until or self.member.state is MemberState.SUSPECT
 
-    def on_call_failed(self, now: Nanos) -> None:
-        """Suspect for a while, longer each time: a node may answer polls and still fail every stream."""
+    def on_call_failed(self, now: Nanos, *, silent: bool = False) -> None:
+        """Suspect for a while, longer each time: a node may answer polls and still fail every stream. A `silent` one is suspect until it
+        answers a poll: its streams have gone, so it would look like the least busy of all."""
+        if silent:
+            self.misses = max(self.misses, MISSES_UNTIL_SUSPECT)
         pause = min(_LONGEST_EXCLUSION, _FIRST_EXCLUSION << min(self._failures, 10))
         self._failures += 1
         self._excluded_until = Nanos(now + pause)
@@ -144,6 +149,7 @@ class Roster(Generic[Backend, Load]):
 
     async def _poll(self, node: Tracked[Backend, Load]) -> None:
         while True:
+            began = self._clock.now()
             try:
                 node.load = await self._poll_backend(node.backend)
                 node.misses = 0
@@ -151,6 +157,7 @@ class Roster(Generic[Backend, Load]):
                 node.misses += 1
                 if node.misses == MISSES_UNTIL_SUSPECT:
                     logger.warning("%s node %s does not answer: %s", self._name, node.member.node_id, error)
+            node.pace.note(Nanos(self._clock.now() - began))
             await asyncio.sleep(self._poll_every_s)
 
 

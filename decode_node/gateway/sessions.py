@@ -80,6 +80,12 @@ class SessionStory:
     last_token_at: Nanos | None = None
     longest_gap: Nanos = Nanos(0)
     """Between two tokens."""
+    longest_notice: Nanos = Nanos(0)
+    """From the last sign of life of a node that failed until that was noticed: at least what noticing took."""
+    longest_takeover: Nanos = Nanos(0)
+    """From the end of one node's stream, failed or moved from, to the next token."""
+    left_at: Nanos | None = None
+    """When the last node's stream ended; None when a token came since."""
 
 
 class Session:
@@ -160,9 +166,13 @@ class Session:
         )
         with node.busy():
             async with node.backend.generate(call) as stream:
-                watched = WatchedStream(stream, patience=self._limits.patience, clock=self._clock, published=published)
+                watched = WatchedStream(stream, patience=self._limits.patience, pace=node.pace, clock=self._clock, published=published)
                 while True:
-                    event = await self._next_event(watched)
+                    try:
+                        event = await self._next_event(watched)
+                    except AttemptFailed as failure:
+                        self._note_loss(watched, failure)
+                        raise
                     if isinstance(event, TokenOut):
                         if self.state is SessionState.CONNECTING:
                             self._affinity.remember(request.chain, node_id)
@@ -171,6 +181,7 @@ class Session:
                         yield event
                         if not node.is_open and self._leaving.is_prepared(self.transcript.token_ids):
                             self.story.moves += 1
+                            self.story.left_at = self._clock.now()
                             self._metrics.moves.inc()
                             return
                     elif isinstance(event, FinishedOut):
@@ -195,14 +206,18 @@ class Session:
             self.transcript.take(token_id=event.token_id, position=event.position)
         except PositionFault as fault:
             raise AttemptFailed(FailoverReason.POSITION, Unavailable(str(fault))) from None
-        now = self._clock.now()
-        if self.story.first_token_at is None:
-            self.story.first_token_at = now
-        elif self.story.last_token_at is not None:
-            gap = Nanos(now - self.story.last_token_at)
-            self.story.longest_gap = max(self.story.longest_gap, gap)
+        now, story = self._clock.now(), self.story
+        if story.first_token_at is None:
+            story.first_token_at = now
+        elif story.last_token_at is not None:
+            gap = Nanos(now - story.last_token_at)
+            story.longest_gap = max(story.longest_gap, gap)
             self._metrics.itl.observe(to_seconds(gap))
-        self.story.last_token_at = now
+            if story.left_at is not None:
+                takeover = Nanos(now - story.left_at)
+                story.longest_takeover = max(story.longest_takeover, takeover)
+                self._metrics.takeover.observe(to_seconds(takeover))
+        story.last_token_at, story.left_at = now, None
         self.state = SessionState.STREAMING
 
     async def _choose(self, failed: Sequence[NodeId]) -> DecodeNode:
@@ -219,10 +234,19 @@ class Session:
                 raise Unavailable("no decode node is there to serve this; try again later")
             await asyncio.sleep(to_seconds(_FIRST_PAUSE))
 
+    def _note_loss(self, watched: WatchedStream, failure: AttemptFailed) -> None:
+        now, story = self._clock.now(), self.story
+        if story.left_at is None:
+            story.left_at = now
+        if failure.reason is not FailoverReason.OVERLOADED:
+            notice = Nanos(now - watched.heard_at)
+            story.longest_notice = max(story.longest_notice, notice)
+            self._metrics.notice.labels(reason=failure.reason).observe(to_seconds(notice))
+
     def _note_failure(self, node: DecodeNode, failure: AttemptFailed) -> None:
         node_id = node.member.node_id
         if failure.reason is not FailoverReason.OVERLOADED:
-            node.on_call_failed(self._clock.now())
+            node.on_call_failed(self._clock.now(), silent=failure.reason is FailoverReason.SILENT)
             self.story.failovers += 1
         self._metrics.failovers.labels(reason=failure.reason).inc()
         logger.warning(

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from decode_node.gateway.nodes import FinishedOut, GenerateEvent, Heartbeat, PrefixLoaded, TokenOut
+from decode_node.gateway.silence import Pace, Silence
 from decode_node.published import PublishedPrefix
 from kvstore.clock import Clock
 from kvstore.errors import InvalidRequest, LarderError, Overloaded, Unavailable
-from kvstore.units import Nanos, milliseconds, to_seconds
-
-_LATE = milliseconds(100)
-"""A timer that fires this much after its time: it was this process that stood still, so the silence may be its own."""
+from kvstore.units import Nanos, to_seconds
 
 
 class FailoverReason(StrEnum):
@@ -56,23 +54,31 @@ class StreamPatience:
 
 class WatchedStream:
     def __init__(
-        self, stream: AsyncIterator[GenerateEvent], *, patience: StreamPatience, clock: Clock, published: PublishedPrefix | None = None
+        self,
+        stream: AsyncIterator[GenerateEvent],
+        *,
+        patience: StreamPatience,
+        pace: Pace,
+        clock: Clock,
+        published: PublishedPrefix | None = None,
     ) -> None:
-        """`published`: what the node may be waiting for; until it is over, nobody is late with the first token."""
+        """`pace` is the node's. `published`: what it may be waiting for; until that is over, nobody is late with the first token."""
         self._stream = stream
+        self._pace = pace
         self._published = published
         self._patience = patience
         self._clock = clock
         self._silence_limit = patience.connect
         self._token_limit = patience.first_token
-        self._last_token_at = clock.now()
+        self._last_token_at = self.heard_at = clock.now()
+        """`heard_at`: when the last sign of life was read; the start, before the first."""
 
     async def next(self) -> PrefixLoaded | TokenOut | FinishedOut:
         """The next event that is no heartbeat. Raises AttemptFailed; InvalidRequest when the node refuses the request as such."""
         while True:
             event = await self._read()
             self._silence_limit = self._patience.heartbeat
-            now = self._clock.now()
+            now = self.heard_at = self._clock.now()
             if isinstance(event, Heartbeat):
                 if self._published is not None and not self._published.over:
                     self._last_token_at = now
@@ -99,21 +105,18 @@ class WatchedStream:
 
     async def _within_patience(self, pending: asyncio.Future[GenerateEvent | None]) -> GenerateEvent | None:
         """Not asyncio.timeout: that would cancel the read, and with it the call, before it can be asked whose silence it was."""
-        excused = False
+        began = self._clock.now()
+        limit = self._pace.limit(self._silence_limit)
+        silence = Silence(limit, now=began)
         try:
-            deadline = self._clock.now() + self._silence_limit
             while True:
-                await asyncio.wait((pending,), timeout=to_seconds(Nanos(max(0, deadline - self._clock.now()))))
+                await asyncio.wait((pending,), timeout=to_seconds(silence.next_look))
                 if pending.done():
+                    self._pace.note(Nanos(self._clock.now() - began))
                     return pending.result()
-                now = self._clock.now()
-                if now < deadline:
-                    continue
-                if excused or now - deadline < _LATE:
-                    silent = Unavailable(f"nothing came for {to_seconds(self._silence_limit):.1f} s")
+                if silence.look(self._clock.now()):
+                    silent = Unavailable(f"nothing came for {to_seconds(limit):.1f} s")
                     raise AttemptFailed(FailoverReason.SILENT, silent)
-                excused = True
-                deadline = now + self._silence_limit
         finally:
             if not pending.done():
                 pending.cancel()

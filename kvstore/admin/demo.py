@@ -116,7 +116,7 @@ class _Stage:
 
         def kill_once(stream: Stream) -> None:
             if not victims and len(stream.token_ids) >= KILL_AFTER_TOKENS:
-                victims.append(self._decode_node_of_the_only_session())
+                victims.append(self._cluster.decode_node_of_the_only_stream())
                 self._cluster.processes[victims[0]].kill()
 
         question = self._about_text(KILLED_QUESTION)
@@ -189,14 +189,6 @@ class _Stage:
             "ignore_eos": True,
         }
         return await stream_chat(self._client, body, on_token=on_token)
-
-    def _decode_node_of_the_only_session(self) -> str:
-        """Asked from inside a stream's callback, so by a client of its own that blocks: the kill must come right here."""
-        answer = httpx.get(f"{self._cluster.gateway_url}/larder/sessions", timeout=5, trust_env=False).json()
-        nodes = [session["decode_node"] for session in answer["sessions"] if session["decode_node"]]
-        if len(nodes) != 1:
-            raise Unavailable(f"the gateway lists {len(nodes)} running streams where there is one")
-        return str(nodes[0])
 
     async def _renew_decode_nodes(self) -> None:
         """One after the other, so that the gateway always has one to talk to."""

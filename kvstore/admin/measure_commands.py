@@ -22,6 +22,7 @@ from kvstore.admin.placement_bench import placement_cost, work_of
 from kvstore.admin.quality_commands import default_cache_dir, engine_speed
 from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
+from kvstore.admin.seam_bench import PARTS, measure_seams
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
 from kvstore.admin.terminal import JsonOption, err, out
 from kvstore.admin.trace import load_trace
@@ -44,7 +45,7 @@ class BenchGroup(TyperGroup):
 
 bench = typer.Typer(
     cls=BenchGroup,
-    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine.",
+    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine, failover.",
     no_args_is_help=True,
 )
 
@@ -152,6 +153,32 @@ def bench_pd(
     for row in rows:
         values = [str(row[name][at]) for name in pairs for at in ("p50", "p99")]
         table.add_row(row["way"], *values, str(row["tokens_per_s"]), str(row["failed"]))
+    out.print(table)
+
+
+@bench.command("failover")
+def bench_failover(
+    only: Annotated[str, typer.Option(help="Some of hits, failover, writes, with commas.")] = ",".join(PARTS),
+    model: Annotated[str, typer.Option(help="A Hugging Face folder, a .gguf file, or default.")] = "default",
+    as_json: JsonOption = False,
+) -> None:
+    """What hits, node deaths and write-behind cost a client, beside their targets: clusters of its own, some minutes."""
+    parts = [part.strip() for part in only.split(",")]
+    unknown = [part for part in parts if part not in PARTS]
+    if unknown:
+        raise ConfigError(f"no part {unknown[0]!r}; there are: {', '.join(PARTS)}")
+    rows = measure_seams(parts, model=model, cache_dir=cache_dir_from_environment(), tell=lambda text: err.print(text, highlight=False))
+    if as_json:
+        print(json.dumps({"rows": [row.record() for row in rows]}), flush=True)
+        return
+    table = Table("what", "measured", "beside", "ratio", "target", "met", title="hits, failover, write-behind")
+    for row in rows:
+        beside = "" if row.beside is None else f"{row.beside:,.1f} {row.unit}"
+        target = "" if row.most is None else f"<= {row.most:g}" if row.ratio is not None else f"<= {row.most:g} {row.unit}"
+        table.add_row(
+            *(row.what, f"{row.value:,.1f} {row.unit}", beside, "" if row.ratio is None else f"{row.ratio:.3f}"),
+            *(target, "" if row.met is None else "yes" if row.met else "no"),
+        )
     out.print(table)
 
 

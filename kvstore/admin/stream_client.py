@@ -53,10 +53,21 @@ async def stream_chat(
     client: httpx.AsyncClient, body: Mapping[str, Any], *, on_token: Callable[[Stream], None] = lambda stream: None
 ) -> Stream:
     """POST /v1/chat/completions and read it to its end. Raises Unavailable with the gateway's words when there is no whole answer."""
+    return await _stream(client, "/v1/chat/completions", body, on_token)
+
+
+async def stream_completion(
+    client: httpx.AsyncClient, body: Mapping[str, Any], *, on_token: Callable[[Stream], None] = lambda stream: None
+) -> Stream:
+    """The same of /v1/completions, which takes a prompt of token ids."""
+    return await _stream(client, "/v1/completions", body, on_token)
+
+
+async def _stream(client: httpx.AsyncClient, route: str, body: Mapping[str, Any], on_token: Callable[[Stream], None]) -> Stream:
     request = {**body, "stream": True, "stream_options": {"include_usage": True}, "larder": {"return_token_ids": True}}
     stream = Stream(sent_at=time.monotonic())
     try:
-        async with client.stream("POST", "/v1/chat/completions", json=request) as answer:
+        async with client.stream("POST", route, json=request) as answer:
             if answer.status_code != 200:
                 raise Unavailable(f"the gateway answered {answer.status_code}: {_message(await answer.aread())}")
             async for line in answer.aiter_lines():
@@ -78,7 +89,7 @@ def _take(stream: Stream, chunk: Mapping[str, Any]) -> None:
         token_ids = choice.get("token_ids") or ()
         stream.token_ids += token_ids
         stream.arrivals += [time.monotonic()] * len(token_ids)
-        stream.text += choice.get("delta", {}).get("content") or ""
+        stream.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
         stream.finish_reason = choice.get("finish_reason") or stream.finish_reason
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvstore.core.extent import Tier
 from kvstore.ids import AS_SEALED, BlockRef, NodeId, RungCode
@@ -82,9 +83,8 @@ def owned() -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ReadBlock:
-    index: int
+class ReadBlock(NamedTuple):
+    index: int  # type: ignore[assignment]  # a field; nobody searches a ReadBlock with tuple.index
     """Position in the run of the lease, from 0: that of the chain given to `acquire_prefix`."""
     payload: memoryview | None
     """Verified by checksum; owned by the receiver. None: no replica could give it, the caller recomputes."""

@@ -16,15 +16,16 @@ from kvstore.units import Nanos, to_seconds
 
 
 class LeaseKeeper:
-    """Belongs to one event loop; one task renews all leases."""
+    """Belongs to one event loop. One timer stands for all leases: most are given back long before they are to be renewed."""
 
     def __init__(self, nodes: NodeCalls, *, config: ClientConfig, clock: Clock) -> None:
         self._nodes = nodes
         self._config = config
         self._clock = clock
         self._held: set[HeldLease] = set()
-        self._changed = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = Nanos(0)
+        """When the timer goes off; says nothing without one."""
         self._closed = False
 
     @property
@@ -44,9 +45,7 @@ class LeaseKeeper:
             ticket=Ticket.from_bytes(ticket),
         )
         self._held.add(held)
-        self._changed.set()
-        if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._renew_all())
+        self._see_to(held.renew_at)
         return held
 
     def give_back(self, held: HeldLease) -> None:
@@ -68,17 +67,20 @@ class LeaseKeeper:
 
     async def close(self) -> None:
         """Give everything back and stop. The nodes are told by the time NodeCalls is closed."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
         for held in list(self._held):
             self.give_back(held)
         self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _tell(self, held: HeldLease, hashes: Sequence[BlockHash], corrupt: Sequence[BlockHash]) -> None:
-        if not self._closed:
-            self._nodes.spawn(self._release(held, hashes, corrupt))
+        if self._closed:
+            return
+        if not corrupt:
+            stub = self._nodes.stub_now(held.node_id)
+            if stub is not None and stub.release_now(held.lease_id, held.key_space, hashes):
+                return
+        self._nodes.spawn(self._release(held, hashes, corrupt))
 
     async def _release(self, held: HeldLease, hashes: Sequence[BlockHash], corrupt: Sequence[BlockHash]) -> None:
         try:
@@ -91,20 +93,25 @@ class LeaseKeeper:
         except LarderError:
             pass  # the lease runs out by itself
 
-    async def _renew_all(self) -> None:
-        while True:
-            now = self._clock.now()
-            for held in [held for held in self._held if held.renew_at <= now]:
-                # Next time, if this renewal brings no answer: a third of the lease later, and then a last time.
-                held.renew_at = Nanos(now + held.ttl // 3)
-                self._nodes.spawn(self._renew(held))
-            self._changed.clear()
-            due = min((held.renew_at for held in self._held), default=None)
-            try:
-                async with asyncio.timeout(None if due is None else to_seconds(Nanos(max(0, due - self._clock.now())))):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+    def _see_to(self, renew_at: Nanos) -> None:
+        """The timer goes off by then."""
+        if self._closed or (self._timer is not None and self._due <= renew_at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = renew_at
+        left = to_seconds(Nanos(max(0, renew_at - self._clock.now())))
+        self._timer = asyncio.get_running_loop().call_later(left, self._renew_due)
+
+    def _renew_due(self) -> None:
+        self._timer = None
+        now = self._clock.now()
+        for held in [held for held in self._held if held.renew_at <= now]:
+            # Next time, if this renewal brings no answer: a third of the lease later, and then a last time.
+            held.renew_at = Nanos(now + held.ttl // 3)
+            self._nodes.spawn(self._renew(held))
+        if self._held:
+            self._see_to(min(held.renew_at for held in self._held))
 
     async def _renew(self, held: HeldLease) -> None:
         asked_at = self._clock.now()
@@ -123,7 +130,7 @@ class LeaseKeeper:
             held.ticket = Ticket.from_bytes(ticket)
             held.expires_at = Nanos(asked_at + held.ttl)
             held.renew_at = Nanos(asked_at + held.ttl // 3)
-            self._changed.set()
+            self._see_to(held.renew_at)
 
     def _lose(self, held: HeldLease) -> None:
         self._held.discard(held)

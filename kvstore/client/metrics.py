@@ -14,6 +14,7 @@ put_outcomes = Counter(
     ["outcome", "reason"],
 )
 read_outcomes = Counter(telemetry.READ_OUTCOMES_TOTAL, "Blocks read, by outcome (hit, miss) and reason", ["outcome", "reason"])
+read_hits = read_outcomes.labels("hit", "ok")
 replica_failovers = Counter(
     "larder_replica_failovers_total", "Blocks asked of a further replica because one could not give them", ["reason"]
 )

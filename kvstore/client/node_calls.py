@@ -65,6 +65,7 @@ class NodeCalls:
         self._clock = clock
         self._rng = random.Random()  # spreads probes in time, decides nothing
         self._trusted: dict[NodeId, Peer] = {}
+        """Only peers of the present view: see `refresh`."""
         self._tasks: set[asyncio.Task[Any]] = set()
         self._probes: dict[NodeId, asyncio.Task[None]] = {}
 
@@ -91,12 +92,22 @@ class NodeCalls:
         peer = await self._trusted_peer(node_id)
         return await self._counted(node_id, self._transport.write(peer, writes, timeout=self._config.write_timeout))
 
-    async def arena(self, node_id: NodeId) -> MappedArena | None:
-        """The node's host arena, if it is mapped here. Never raises."""
-        try:
-            return await self._transport.arena(await self._trusted_peer(node_id))
-        except LarderError:
-            return None
+    def stub_now(self, node_id: NodeId) -> StoreStub | None:
+        """A stub that asks without waiting, of a node that is asked now; None: `call` it. Who uses it says `note` what came of it."""
+        peer = self._trusted.get(node_id)
+        return self._transport.stub_now(peer) if peer is not None and self.router.usable(node_id) else None
+
+    def note(self, node_id: NodeId, error: LarderError | None) -> None:
+        """A call by `stub_now` was answered, or failed with this."""
+        if error is None:
+            self._answered(node_id)
+        else:
+            self._failed(node_id, error)
+
+    def arena(self, node_id: NodeId) -> MappedArena | None:
+        """The node's host arena, if it is mapped here."""
+        peer = self._trusted.get(node_id)
+        return None if peer is None else self._transport.arena(peer)
 
     async def read(
         self, node_id: NodeId, lease_id: LeaseId, ticket: Ticket, key_space: KeySpace, slots: Sequence[PayloadSlot]
@@ -140,10 +151,12 @@ class NodeCalls:
 
     async def _trusted_peer(self, node_id: NodeId) -> Peer:
         """The node at its address, which has said once that it is that node: ports are reused, and a view may be behind."""
-        peer = self._peer(node_id)
-        if peer is None or not self.router.usable(node_id):
+        if not self.router.usable(node_id):
             raise CircuitOpen(f"{node_id} is not asked now")
-        if self._trusted.get(node_id) != peer:
+        peer = self._trusted.get(node_id)
+        if peer is None:
+            peer = self._peer(node_id)
+            assert peer is not None, "a node that is usable is a member"
             await self._counted(node_id, self._introduce(peer))
         return peer
 
@@ -151,7 +164,8 @@ class NodeCalls:
         greeting = await StoreStub(self._channels.get(peer.address)).hello(timeout=self._config.rpc_timeout)
         if greeting.node_id != peer.node_id:
             raise Unavailable(f"{greeting.node_id} answers at {peer.address}, where {peer.node_id} should be")
-        self._trusted[peer.node_id] = peer
+        if self._peer(peer.node_id) == peer:  # the view may have changed meanwhile
+            self._trusted[peer.node_id] = peer
 
     # -- circuits
 

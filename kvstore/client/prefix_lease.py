@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from types import TracebackType
+from typing import NamedTuple
 
 from kvstore.core.extent import Tier
 from kvstore.ids import AS_SEALED, BlockRef, KeySpace, LeaseId, NodeId, RungCode
@@ -41,8 +42,7 @@ class HeldLease:
         return self.state is HeldState.HELD and now < self.expires_at
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedCopy:
+class LeasedCopy(NamedTuple):
     """Where one block of the run can be read."""
 
     held: HeldLease

@@ -214,7 +214,7 @@ class _NodePut:
     async def _make(self, granted: dict[BlockProgress, PayloadWrite], open_blocks: dict[BlockProgress, None]) -> None:
         """What is to be made: in the node's arena if it can be. A block whose maker fails is settled, and no longer granted."""
         waiting = [block for block in granted if block.maker is not None]
-        arena = await self._nodes.arena(self._node_id) if waiting else None
+        arena = self._nodes.arena(self._node_id) if waiting else None
         for block in waiting:
             write = granted[block]
             assert block.maker is not None

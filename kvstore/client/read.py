@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from functools import partial
-
-import numpy as np
+from typing import Any
 
 from kvstore.client import metrics
-from kvstore.client.answers import ReadBlock, owned
+from kvstore.client.answers import ReadBlock
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.hedging import Asked
 from kvstore.client.lease_keeper import LeaseKeeper
+from kvstore.client.mapped_read import MappedRead, fresh_memory
 from kvstore.client.node_calls import NodeCalls, reason_of
-from kvstore.client.prefix_lease import HeldLease, HeldState, LeasedCopy, PrefixLease
+from kvstore.client.prefix_lease import HeldState, LeasedCopy, PrefixLease
 from kvstore.client.side_by_side import all_of
 from kvstore.clock import Clock
 from kvstore.codec.checksum import payload_checksum
 from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
-from kvstore.transport.shm_transport import INLINE_COPY_BYTES
 from kvstore.units import Nanos, to_seconds
 
-_hits = metrics.read_outcomes.labels("hit", "ok")
 _LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Wanted:
     """One block on its way through the replicas."""
 
@@ -59,24 +56,43 @@ class _Race:
 
 
 class PrefixRead:
-    """One read of one lease. `run` puts every block into `arrived`, then ends. None in there: nothing more comes."""
+    """One read of one lease, of what takes more than a look into mapped memory. What is started puts each of its blocks into `arrived`.
+    None in there: it has failed, and the task says how."""
 
     def __init__(
-        self, lease: PrefixLease, nodes: NodeCalls, keeper: LeaseKeeper, *, config: ClientConfig, clock: Clock, in_place: bool
+        self, lease: PrefixLease, nodes: NodeCalls, keeper: LeaseKeeper, mapped: MappedRead, *, config: ClientConfig, clock: Clock
     ) -> None:
         self._lease = lease
         self._nodes = nodes
         self._keeper = keeper
         self._config = config
         self._clock = clock
-        self._in_place = in_place
+        self._mapped = mapped
         self._budget = ByteBudget(config.read_ahead_bytes)
         self.hedged = False
         """Whether something was asked of a second replica because it was late: a stream of the first may stand still yet."""
         self.arrived: asyncio.Queue[ReadBlock | None] = asyncio.Queue()
 
-    async def run(self, indices: Sequence[int]) -> None:
-        await self._read_each([_Wanted(index, self._lease.copies[index]) for index in indices])
+    def start(self, indices: Sequence[int]) -> asyncio.Task[None]:
+        """The caller ends the task."""
+        return self._started(self._read_each([_Wanted(index, self._lease.copies[index]) for index in indices]))
+
+    def start_elsewhere(self, failed: Mapping[int, str]) -> asyncio.Task[None]:
+        """Blocks that could not be read where they are leased, each with its reason. The caller ends the task."""
+        blocks = []
+        for index, reason in failed.items():
+            copy = self._lease.copies[index]
+            blocks.append(_Wanted(index, copy, {copy.held.node_id}, reason=reason))
+        return self._started(self._fall_over(blocks))
+
+    def _started(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or task.exception() is not None:
+            self.arrived.put_nowait(None)
 
     def taken(self, block: ReadBlock) -> None:
         """The consumer has the block: more may be asked for."""
@@ -130,7 +146,7 @@ class PrefixRead:
         failed: list[_Wanted] = []
         size: int = sum(block.copy.payload_bytes for block in batch)
         await self._budget.take(size)
-        slots = [PayloadSlot(self._lease.chain[block.index].hash, _fresh_memory(block.copy.payload_bytes)) for block in batch]
+        slots = [PayloadSlot(self._lease.chain[block.index].hash, fresh_memory(block.copy.payload_bytes)) for block in batch]
         open_items = set(range(len(batch)))
         asked_at = self._clock.now()
         stream_reason = ReadOutcome.MALFORMED.value
@@ -158,64 +174,27 @@ class PrefixRead:
         return failed + _all_failed([batch[item] for item in sorted(open_items)], stream_reason)
 
     async def _read_mapped(self, batch: Sequence[_Wanted]) -> tuple[list[_Wanted], list[_Wanted]]:
-        """From the node's arena, where it is mapped here. Returns (what failed, with its reason; what must be read another way).
-
-        No word to the node: the lease keeps the bytes where they are, and whether it lasted is looked at after the last touch of them.
-        """
+        """From the node's arena, where it is mapped here. Returns (what failed, with its reason; what must be read another way)."""
         held = batch[0].copy.held
         for block in batch:
             block.asked.add(held.node_id)
         if held.state is not HeldState.HELD:
             return _all_failed(batch, ReadOutcome.NOT_LEASED), []
-        arena = await self._nodes.arena(held.node_id) if any(block.copy.arena_offset is not None for block in batch) else None
-        if arena is None:
-            return [], list(batch)
-        mapped: list[tuple[_Wanted, memoryview]] = []
-        others: list[_Wanted] = []
-        for block in batch:
-            offset = block.copy.arena_offset
-            found = None if offset is None else arena.view(offset, block.copy.payload_bytes)
-            if found is None:
-                others.append(block)
-            else:
-                mapped.append((block, found))
-        size = sum(len(found) for _, found in mapped)
+        mapped = [block for block in batch if self._mapped.view(block.copy) is not None]
+        size: int = sum(block.copy.payload_bytes for block in mapped)
         await self._budget.take(size)
         failed: list[_Wanted] = []
-        still_good = partial(self._still_good, held) if self._in_place else owned
         try:
-            for block, found in mapped:
-                copy = block.copy
-                good, payload = await self._take_mapped(found, copy.checksum)
-                lasts = held.lasts(self._clock.now())
-                if good and lasts:
-                    if self._arrive(block, ReadBlock(block.index, payload, copy.tier, held.node_id, "ok", copy.rung, still_good)):
-                        size -= len(found)
-                    continue
-                failed.append(block)
-                block.reason = "bad_checksum" if lasts else ReadOutcome.NOT_LEASED.value
-                if lasts:
-                    self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
+            for block in mapped:
+                found = await self._mapped.read(block.index, block.copy)
+                if found.payload is None:
+                    block.reason = found.reason
+                    failed.append(block)
+                elif self._arrive(block, found):
+                    size -= len(found.payload)
         finally:
             self._budget.give_back(size)
-        return failed, others
-
-    async def _take_mapped(self, found: memoryview, checksum: int) -> tuple[bool, memoryview]:
-        """(whether the bytes are right, the bytes: a copy unless they are used in place)."""
-
-        def take() -> tuple[bool, memoryview]:
-            payload = found
-            if not self._in_place:
-                payload = _fresh_memory(len(found))
-                payload[:] = found
-            return not self._config.verify_mapped or payload_checksum(payload) == checksum, payload
-
-        if self._in_place and not self._config.verify_mapped:
-            return True, found
-        return take() if len(found) <= INLINE_COPY_BYTES else await asyncio.to_thread(take)
-
-    def _still_good(self, held: HeldLease) -> bool:
-        return held.lasts(self._clock.now())
+        return failed, [block for block in batch if block not in mapped]
 
     async def _fall_over(self, failed: Sequence[_Wanted]) -> None:
         """Each to the next replica of its stripe, or to a miss when there is none. Those that came another way meanwhile are done."""
@@ -269,7 +248,7 @@ class PrefixRead:
                 if copy is None:
                     missing.append(block)
                 else:
-                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset, copy.rung)
+                    block.copy = LeasedCopy(held, *copy)
                     found.append(block)
         else:
             missing = list(wanted)
@@ -287,16 +266,11 @@ class PrefixRead:
             return False
         race.settled = True
         if block.payload is not None:
-            _hits.inc()
+            metrics.read_hits.inc()
         else:
             metrics.read_outcomes.labels("miss", block.reason).inc()
         self.arrived.put_nowait(block)
         return True
-
-
-def _fresh_memory(size: int) -> memoryview:
-    """Not zeroed first: every byte of it is written before anybody reads it."""
-    return np.empty(size, np.uint8).data
 
 
 def _all_failed(blocks: Sequence[_Wanted], reason: str) -> list[_Wanted]:

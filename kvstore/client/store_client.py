@@ -7,17 +7,19 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 
 from kvstore.client import metrics
-from kvstore.client.acquire import find_prefix, parts_of
+from kvstore.client.acquire import Answered, find_prefix, parts_of
 from kvstore.client.answers import Acknowledge, BlockPut, PutReport, ReadBlock
 from kvstore.client.config import ClientConfig
 from kvstore.client.lease_keeper import LeaseKeeper
+from kvstore.client.leasing import Leasing
+from kvstore.client.mapped_read import MappedRead
 from kvstore.client.node_calls import NodeCalls
-from kvstore.client.prefix_lease import HeldLease, LeasedCopy, PrefixLease
+from kvstore.client.prefix_lease import PrefixLease
 from kvstore.client.put import BlockPutter
 from kvstore.client.read import PrefixRead
 from kvstore.client.routing import Router
 from kvstore.clock import Clock, SystemClock
-from kvstore.errors import LarderError
+from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockHash, BlockRef, KeySpace, NodeId
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
@@ -77,11 +79,22 @@ class StoreClient:
     async def probe_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
         """How many leading blocks of the chain the store seems to hold. Pins nothing and promises nothing."""
 
-        async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> Sequence[bool | None]:
-            present = await self._nodes.call(node_id, lambda stub: stub.probe_prefix(key_space, blocks, timeout=self._config.rpc_timeout))
-            return [here or None for here in present]
+        async def probe(node_id: NodeId, blocks: Sequence[BlockRef], answered: Answered[bool]) -> None:
+            found: Sequence[bool | None] | LarderError = Unavailable("the client was closed")
+            try:
+                present = await self._nodes.call(
+                    node_id, lambda stub: stub.probe_prefix(key_space, blocks, timeout=self._config.rpc_timeout)
+                )
+                found = [here or None for here in present]
+            except LarderError as error:
+                found = error
+            finally:
+                answered(found)
 
-        return (await find_prefix(chain, self._nodes.refresh(), ask, spawn=self._nodes.spawn, clock=self._clock)).run_length
+        def ask(node_id: NodeId, blocks: Sequence[BlockRef], answered: Answered[bool]) -> None:
+            self._nodes.spawn(probe(node_id, blocks, answered))
+
+        return (await find_prefix(chain, self._nodes.refresh(), ask, clock=self._clock)).run_length
 
     async def acquire_prefix(
         self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None, as_sealed: bool = False
@@ -92,48 +105,21 @@ class StoreClient:
         The lease is renewed behind the scenes until released; `ttl` (default: `lease_ttl` of the config) is how long the nodes keep
         it when this process dies. A node that does not answer costs one `rpc_timeout`, then its replicas are asked instead.
         """
-        held_here: list[HeldLease] = []
-        over = False
-
-        async def ask(node_id: NodeId, blocks: Sequence[BlockRef]) -> Sequence[LeasedCopy | None]:
-            asked_at = self._clock.now()
-            acquired = await self._nodes.call(
-                node_id,
-                lambda stub: stub.acquire_prefix(
-                    key_space, blocks, ttl=ttl or self._config.lease_ttl, timeout=self._config.rpc_timeout, as_sealed=as_sealed
-                ),
-            )
-            if not acquired.lease_id:
-                return [None] * len(blocks)
-            held = self._keeper.hold(node_id, acquired.lease_id, key_space, ttl=acquired.ttl, asked_at=asked_at, ticket=acquired.ticket)
-            if over:  # it was late, and others gave what it was asked for
-                self._keeper.give_back(held)
-                return [None] * len(blocks)
-            held_here.append(held)
-            return [
-                LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset, copy.rung) if copy else None
-                for copy in acquired.copies
-            ]
-
-        def give_all_back(_: object) -> None:
-            nonlocal over
-            over = True
-            for held in held_here:
-                self._keeper.give_back(held)
-
-        searching = self._nodes.spawn(find_prefix(chain, self._nodes.refresh(), ask, spawn=self._nodes.spawn, clock=self._clock))
+        asking = Leasing(
+            self._nodes,
+            self._keeper,
+            key_space,
+            ttl=ttl or self._config.lease_ttl,
+            as_sealed=as_sealed,
+            config=self._config,
+            clock=self._clock,
+        )
         try:
-            # A caller that goes away must not cut off an answer that carries a lease: nobody could give it back.
-            search = await asyncio.shield(searching)
+            search = await find_prefix(chain, self._nodes.refresh(), asking.ask, clock=self._clock)
         except BaseException:
-            searching.add_done_callback(give_all_back)
+            asking.give_all_back()
             raise
-        over = True
-        run = search.run_length
-        copies = tuple(copy for copy in search.found[:run] if copy is not None)
-        self._give_back_surplus(held_here, copies, zip(chain[run:], search.found[run:], strict=True))
-        held = {copy.held for copy in copies}
-        return PrefixLease(key_space, tuple(chain[:run]), copies, held, give_back=self._keeper.give_back, as_sealed=as_sealed)
+        return asking.leased(search)
 
     async def read(
         self, lease: PrefixLease, *, indices: Sequence[int] | None = None, in_place: bool = False
@@ -149,25 +135,48 @@ class StoreClient:
         assert not lease.released, "a released lease gives no right to read"
         wanted = list(dict.fromkeys(range(len(lease)) if indices is None else indices))
         started = time.perf_counter()
-        reading = PrefixRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock, in_place=in_place)
         self._nodes.refresh()
-        task = asyncio.create_task(reading.run(wanted))
-        # A bug in the reading must reach the consumer, not leave it waiting.
-        task.add_done_callback(lambda _: reading.arrived.put_nowait(None))
+        mapped = MappedRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock, in_place=in_place)
+        reading = PrefixRead(lease, self._nodes, self._keeper, mapped, config=self._config, clock=self._clock)
+        quick: list[tuple[int, memoryview]] = []
+        slow: list[int] = []
+        for index in wanted:
+            view = mapped.quick_view(index)
+            if view is None:
+                slow.append(index)
+            else:
+                quick.append((index, view))
+        failed: dict[int, str] = {}
+        tasks: list[asyncio.Task[None]] = []
         try:
-            for _ in wanted:
-                block = await reading.arrived.get()
-                if block is None:
-                    await task
+            if slow:
+                tasks.append(reading.start(slow))
+            for index, view in quick:
+                block = mapped.read_now(index, view)
+                if block.payload is None:
+                    failed[index] = block.reason
+                else:
+                    yield block
+                if mapped.is_turn_over():
+                    await asyncio.sleep(0)
+            if failed:
+                tasks.append(reading.start_elsewhere(failed))
+            for _ in range(len(slow) + len(failed)):
+                arrived = await reading.arrived.get()
+                if arrived is None:  # a bug in the reading must reach the consumer, not leave it waiting
+                    await asyncio.gather(*tasks)
                     break
-                reading.taken(block)
-                yield block
-            if not reading.hedged:
-                await task  # the end of its streams; one that was overtaken has none that is worth waiting for
+                reading.taken(arrived)
+                yield arrived
+            if tasks and not reading.hedged:
+                await asyncio.gather(*tasks)  # the end of its streams; one that was overtaken has none that is worth waiting for
             metrics.read_seconds.observe(time.perf_counter() - started)
         finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            mapped.count_hits()
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.gather(*tasks, return_exceptions=True)
 
     async def delete(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
         """Forget the blocks on every store that can be asked; how many of them any store held.
@@ -199,17 +208,3 @@ class StoreClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    def _give_back_surplus(
-        self, held_here: Sequence[HeldLease], copies: Sequence[LeasedCopy], beyond: zip[tuple[BlockRef, LeasedCopy | None]]
-    ) -> None:
-        needed = {copy.held for copy in copies}
-        surplus: dict[HeldLease, list[BlockHash]] = {}
-        for ref, copy in beyond:
-            if copy is not None:
-                surplus.setdefault(copy.held, []).append(ref.hash)
-        for held in held_here:
-            if held not in needed:
-                self._keeper.give_back(held)
-            else:
-                self._keeper.give_back_some(held, surplus.get(held, ()))

@@ -285,11 +285,6 @@ class Stock:
                 entry.drop(copy)
                 self._free_after_life(entry, copy)
 
-    def free_replaced(self, entry: Entry, copy: Copy) -> None:
-        """The copy is not the entry's any more: leases are served from the new one, only holds count."""
-        if copy.holds == 0:
-            self._free_after_life(entry, copy)
-
     def _free_after_life(self, entry: Entry, copy: Copy) -> None:
         copy.on(CopyEvent.LAST_HOLD_GONE)
         self.give_back(entry.key_space, copy)
@@ -500,10 +495,6 @@ class Stock:
         for _ in range(ended):
             self.note(NoteKind.LEASE_EXPIRED, "time")
         self.unleased(entries)
-
-    @property
-    def ssd_used(self) -> int:
-        return 0 if self.regions is None else self.regions.live_bytes
 
 
 def first_identity(boot_id: BootId) -> int:

@@ -15,18 +15,17 @@ from contextlib import aclosing
 from enum import StrEnum
 
 from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
-from kvstore.core.extent import Tier
 from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
 from kvstore.node.config import NodeConfig
+from kvstore.node.control_line import ControlLine
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_stream import payloads_of
+from kvstore.node.payload_stream import Entry, groups_of
 from kvstore.node.stream_control import StreamControl
 from kvstore.node.ucx_link import UcxHost, UcxLink, UcxSink
 from kvstore.tiers.host import HostArena
-from kvstore.transport.control_frames import MAX_CONTROL_BYTES
 from kvstore.transport.frames import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -83,7 +82,8 @@ class DataConnection:
         self._arena = arena
         self._tickets = tickets
         self._metrics = metrics
-        self._control = StreamControl(node, config=config, metrics=metrics, tickets=tickets)
+        may_place = door is DoorKind.LOCAL and not arena.sealed
+        self._control = StreamControl(node, config=config, metrics=metrics, tickets=tickets, may_place=may_place)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._number = 0
         self._is_lifeline = False
@@ -129,10 +129,11 @@ class DataConnection:
         match header.kind:
             case FrameKind.READ:
                 await self._read(header, *await self._body(header, head))
-            case FrameKind.WRITE | FrameKind.PLACED:
+            case FrameKind.WRITE:
                 await self._write(header, *await self._body(header, head))
-            case FrameKind.ACQUIRE | FrameKind.RESERVE | FrameKind.COMMIT | FrameKind.RELEASE:
-                await self._control_request(header)
+            case FrameKind.CONTROL:
+                await self._serve_control(header)
+                return False
             case FrameKind.ARENA if self._door is DoorKind.LOCAL:
                 await self._hand_over_arena(header)
             case FrameKind.UCX if self._ucx is not None:
@@ -185,22 +186,17 @@ class DataConnection:
     async def _send_payloads(self, read: OpenRead, sink: StreamSink | UcxSink, gather_bytes: int) -> None:
         """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
         copy is found where it lies."""
-        group: list[memoryview | ReadStatus] = []
-        gathered = 0
         # Without an operation there is nothing to keep in place: only statuses go out.
         still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
-        async with aclosing(payloads_of(read, self._node.source, check_host=False)) as payloads:
-            async for index, payload in payloads:
-                group.append(payload)
-                gathered += 0 if isinstance(payload, ReadStatus) else len(payload)
-                if gathered >= gather_bytes or index + 1 == len(read.items) or _beside_host(read, index + 1):
-                    first = index + 1 - len(group)
-                    await sink.send(first, group, still=still)
-                    self._metrics.data_bytes.labels(self._door, "out").inc(gathered)
-                    for item, sent in enumerate(group, first):
-                        if not isinstance(sent, ReadStatus):
-                            read.outcomes[item] = ReadOutcome.OK
-                    group, gathered = [], 0
+        async with aclosing(groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes)) as groups:
+            async for first, group in groups:
+                await sink.send(first, group, still=still)
+                sent = 0
+                for item, entry in enumerate(group, first):
+                    if not isinstance(entry, ReadStatus):
+                        read.outcomes[item] = ReadOutcome.OK
+                        sent += len(entry)
+                self._metrics.data_bytes.labels(self._door, "out").inc(sent)
 
     # -- writes
 
@@ -208,18 +204,13 @@ class DataConnection:
         items = unpack_write_body(body)
         self._check_write(items, message, proof)
         refused: list[WriteToken] = []
-        if header.kind is FrameKind.PLACED:
-            if self._door is not DoorKind.LOCAL or self._arena.sealed:
-                raise BadFrame("garbage", "nobody may write in place here")
-            refused = [item.write_token for item in items if not self._node.incoming.filled(item.write_token, item.length)]
-        else:
-            try:
-                for item in items:
-                    if not await self._take(item):
-                        refused.append(item.write_token)
-            finally:
-                self._give_up_unfinished(items)
-            self._metrics.data_bytes.labels(self._door, "in").inc(sum(item.length for item in items))
+        try:
+            for item in items:
+                if not await self._take(item):
+                    refused.append(item.write_token)
+        finally:
+            self._give_up_unfinished(items)
+        self._metrics.data_bytes.labels(self._door, "in").inc(sum(item.length for item in items))
         await self._say_written(header, refused)
 
     def _check_write(self, items: Sequence[WriteItem], message: bytes, proof: bytes) -> None:
@@ -288,14 +279,11 @@ class DataConnection:
 
     # -- control
 
-    async def _control_request(self, header: Header) -> None:
-        if header.length > MAX_CONTROL_BYTES:
-            raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_CONTROL_BYTES}")
-        body = bytearray(header.length)
-        await self._stream.receive([memoryview(body)], idle=REST_OF_REQUEST)
-        answer = await self._control.answer(header.kind, bytes(body))
-        if answer is not None:
-            await self._stream.send([Header(FrameKind.ANSWER, header.number, len(answer)).pack(), answer], idle=REST_OF_REQUEST)
+    async def _serve_control(self, header: Header) -> None:
+        if header.length:
+            raise BadFrame("bad_length", "CONTROL has no body")
+        line = ControlLine(self._stream, self._control, next_number=self._number, idle=NEXT_REQUEST, rest_of_request=REST_OF_REQUEST)
+        await line.serve()
 
     # -- the same machine
 
@@ -326,7 +314,7 @@ class StreamSink:
         self._number = number
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[memoryview | ReadStatus], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
         """Raises StreamCut, GivenUp."""
         parts: list[Buffer] = []
         for item, entry in enumerate(group, first):
@@ -335,8 +323,3 @@ class StreamSink:
             else:
                 parts += (Header(FrameKind.PAYLOAD, self._number, len(entry), ReadStatus.OK, item).pack(), entry)
         await self._stream.send(parts, idle=self._idle, still=still)
-
-
-def _beside_host(read: OpenRead, index: int) -> bool:
-    extent = read.items[index].extent
-    return extent is not None and extent.tier is not Tier.HOST

@@ -30,8 +30,11 @@ class IncomingPayloads:
     def open(self, token: WriteToken, extent: Extent) -> None:
         self._open[token] = _Incoming(extent)
 
-    def close(self, token: WriteToken) -> None:
+    def close(self, token: WriteToken) -> int:
+        """How many bytes have come; 0 for a token that is not open."""
+        received = self.received_bytes(token)
         self._open.pop(token, None)
+        return received
 
     def take(self, token: WriteToken, offset: int, data: bytes | memoryview) -> bool:
         """Puts one chunk in place. False (and nothing written) when the token is not open, the chunk is out of order, or it runs past
@@ -59,6 +62,12 @@ class IncomingPayloads:
             return False
         incoming.received = length
         return True
+
+    def placed(self, token: WriteToken) -> None:
+        """The writer says that it has put the whole payload there itself."""
+        incoming = self._open.get(token)
+        if incoming is not None:
+            incoming.received = incoming.extent.length
 
     def is_complete(self, token: WriteToken) -> bool:
         incoming = self._open.get(token)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.events import (
@@ -44,7 +44,7 @@ from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_source import PayloadSource
+from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.node.recoding import Recoding
 from kvstore.node.scrub import scrub
 from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
@@ -102,10 +102,11 @@ class Node:
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
         self._recoding = Recoding(self.source, loop, tables=tables) if config.step_down else None
         self._request_ids = itertools.count(1)
-        self._waiting: dict[RequestId, asyncio.Future[object]] = {}
+        self._waiting: dict[RequestId, tuple[type, Callable[[Any], None]]] = {}
         self._reads: dict[int, OpenRead] = {}
         self._events: deque[Event] = deque()
         self._feeding = False
+        self._copies: list[CopyExtent] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self, recovered: RegionsRecovered | None) -> None:
@@ -142,6 +143,7 @@ class Node:
 
     async def close(self, *, finish: bool = True) -> None:
         """`finish`: writes that wait are done first."""
+        self._copies.clear()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -164,15 +166,23 @@ class Node:
 
     async def ask(self, request: _Request, answer: type[AnswerT]) -> AnswerT:
         """The core's answer to a request event. Those that the core answers at once are answered without giving up the loop."""
-        waiting: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._waiting[request.request_id] = waiting
+        waiting: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
+
+        def settle(found: AnswerT) -> None:
+            if not waiting.done():
+                waiting.set_result(found)
+
+        self.ask_now(request, answer, settle)
         try:
-            self.feed(request)  # type: ignore[arg-type]  # every request is an Event
-            found = await waiting
+            return await waiting
         finally:
             self._waiting.pop(request.request_id, None)
-        assert isinstance(found, answer), f"{found} is no answer to {request}"
-        return found
+
+    def ask_now(self, request: _Request, answer: type[AnswerT], answered: Callable[[AnswerT], None]) -> None:
+        """The same without a wait: `answered` is called once, before this returns if the core answers at once. It is called amidst the
+        core's instructions: it must be quick, and raise nothing."""
+        self._waiting[request.request_id] = (answer, answered)
+        self.feed(request)  # type: ignore[arg-type]  # every request is an Event
 
     async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
         """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
@@ -229,9 +239,11 @@ class Node:
                     self.incoming.open(grant.write_token, grant.extent)
         elif isinstance(answer, AnswerRead) and answer.operation:
             self._reads[answer.operation] = OpenRead(answer, partial(self._finish_read, answer.operation))
-        waiting = self._waiting.get(answer.request_id)  # type: ignore[attr-defined]
-        if waiting is not None and not waiting.done():
-            waiting.set_result(answer)
+        waiting = self._waiting.pop(answer.request_id, None)  # type: ignore[attr-defined]
+        if waiting is not None:
+            kind, answered = waiting
+            assert isinstance(answer, kind), f"{answer} where a {kind.__name__} should be"
+            answered(answer)
 
     def _finish_read(self, operation: int, finished: Event) -> None:
         del self._reads[operation]
@@ -263,7 +275,21 @@ class Node:
         if instruction.target.tier is Tier.SSD:
             self._copy_to_ssd(instruction)
         else:
-            self.spawn(self._copy_to_memory(instruction))
+            if not self._copies:
+                asyncio.get_running_loop().call_soon(self._start_copies)
+            self._copies.append(instruction)
+
+    def _start_copies(self) -> None:
+        """Of neighbours in an answer one thread reads several."""
+        run: list[CopyExtent] = []
+        for copy in self._copies:
+            if run and (copy.source.tier is not run[0].source.tier or sum(c.source.length for c in [*run, copy]) > RUN_BYTES):
+                self.spawn(self._copy_to_memory(run))
+                run = []
+            run.append(copy)
+        if run:
+            self.spawn(self._copy_to_memory(run))
+        self._copies = []
 
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
@@ -291,22 +317,26 @@ class Node:
         offset = instruction.target.offset - len(instruction.header)
         self._writer.submit(region=instruction.target.region, offset=offset, load=load, done=done)
 
-    async def _copy_to_memory(self, instruction: CopyExtent) -> None:
-        assert not instruction.header
-        outcome = CopyOutcome.OK
+    async def _copy_to_memory(self, run: Sequence[CopyExtent]) -> None:
+        found: Sequence[Found]
         try:
-            payload = await self.source.read(instruction.source, instruction.checksum)
-            if instruction.target.tier is Tier.GPU:
-                outcome = await self._copy_to_gpu(instruction, payload)
+            found = await self.source.read_each([Stored(copy.source, copy.checksum) for copy in run])
+        except TierFailure as stalled:
+            found = [stalled] * len(run)
+        for copy, payload in zip(run, found, strict=True):
+            assert not copy.header
+            outcome = CopyOutcome.OK
+            if isinstance(payload, CorruptPayload):
+                outcome = CopyOutcome.SOURCE_CORRUPT
+            elif isinstance(payload, TierFailure):
+                logger.warning("copy to the %s tier: %s", copy.target.tier.name, payload)
+                stalled_medium = payload.reason is FailureReason.TIMEOUT  # no reason to condemn the source
+                outcome = CopyOutcome.TARGET_FAILED if stalled_medium else CopyOutcome.SOURCE_FAILED
+            elif copy.target.tier is Tier.GPU:
+                outcome = await self._copy_to_gpu(copy, payload)
             else:
-                self._host.view(instruction.target.offset, instruction.target.length)[:] = payload
-        except CorruptPayload:
-            outcome = CopyOutcome.SOURCE_CORRUPT
-        except TierFailure as failure:
-            logger.warning("copy to the %s tier: %s", instruction.target.tier.name, failure)
-            stalled = failure.reason is FailureReason.TIMEOUT
-            outcome = CopyOutcome.TARGET_FAILED if stalled else CopyOutcome.SOURCE_FAILED  # a stall does not condemn the source
-        self.feed(ExtentCopied(operation=instruction.operation, outcome=outcome))
+                self._host.view(copy.target.offset, copy.target.length)[:] = payload
+            self.feed(ExtentCopied(operation=copy.operation, outcome=outcome))
 
     async def _copy_to_gpu(self, instruction: CopyExtent, payload: memoryview) -> CopyOutcome:
         assert self._gpu is not None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import functools
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from typing import NamedTuple
 
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.extent import Extent, Tier
 from kvstore.errors import CorruptPayload
+from kvstore.tiers.direct import aligned_memory
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.tiers.tier import Tier as Medium
@@ -19,12 +21,25 @@ INLINE_BYTES = 2 * MIB
 and more on busy cores. A longer one would keep other calls waiting."""
 
 
+Found = memoryview | TierFailure | CorruptPayload
+
+RUN_BYTES = 1 * MIB
+"""Read by one thread at a time: a hop to a thread and back costs 100 us and more on busy cores, as much as the disk takes for 200 KiB."""
+
+
+class Stored(NamedTuple):
+    extent: Extent
+    checksum: int
+
+
 class PayloadSource:
     def __init__(self, host: HostArena, ssd: Medium | None, gpu: Medium | None, *, executor: Executor, timeout: Nanos) -> None:
         self._host = host
         self._beside = {Tier.SSD: ssd, Tier.GPU: gpu}
         self._executor = executor
         self._timeout = timeout
+        self._under_way: dict[Stored, tuple[asyncio.Future[list[Found]], int]] = {}
+        """In which job, and as which of it."""
 
     def is_quick(self, extent: Extent) -> bool:
         """True: `read_now` is fit for the event loop."""
@@ -42,22 +57,52 @@ class PayloadSource:
         else:
             medium = self._beside[extent.tier]
             assert medium is not None
-            payload = memoryview(bytearray(extent.length))
+            payload = aligned_memory(extent.length)
             medium.read_into(extent.region, extent.offset, payload)
         if payload_checksum(payload) != checksum:
             raise CorruptPayload(f"{extent.tier.name} region {extent.region} [{extent.offset}, +{extent.length}) is not what was stored")
         return payload
 
     async def read(self, extent: Extent, checksum: int) -> memoryview:
-        """The same without blocking the loop, and with a bound: a hung medium is a TierFailure after the timeout. The thread that hangs
-        fills memory that nobody looks at any more."""
+        """The same without blocking the loop. Raises also as `read_each`."""
         if self.is_quick(extent):
             return self.read_now(extent, checksum)
-        loop = asyncio.get_running_loop()
-        try:
-            async with asyncio.timeout(to_seconds(self._timeout)):
-                return await loop.run_in_executor(self._executor, functools.partial(self.read_now, extent, checksum))
-        except TimeoutError:
-            raise TierFailure(
-                FailureReason.TIMEOUT, f"{extent.tier.name} gave no answer within {to_seconds(self._timeout):.1f} s"
-            ) from None
+        [payload] = await self.read_each([Stored(extent, checksum)])
+        if isinstance(payload, Exception):
+            raise payload
+        return payload
+
+    async def read_each(self, wanted: Sequence[Stored]) -> list[Found]:
+        """Each payload, or why there is none; one after another in one thread, for one hop there and back.
+
+        What is being read already, for a reader or a promotion, is not read twice: both get the same memory, and neither may write to it.
+
+        Raises TierFailure when not all are done within the timeout: a medium that hangs. Then the thread fills memory that nobody looks
+        at any more.
+        """
+        if all(self.is_quick(stored.extent) for stored in wanted):
+            return self._read_each_now(wanted)
+        fresh = [stored for stored in wanted if stored not in self._under_way]
+        if fresh:
+            job = asyncio.get_running_loop().run_in_executor(self._executor, self._read_each_now, fresh)
+            self._under_way |= {stored: (job, index) for index, stored in enumerate(fresh)}
+            job.add_done_callback(lambda _: self._ended(fresh))
+        ways = [self._under_way[stored] for stored in wanted]
+        _, late = await asyncio.wait({job for job, _ in ways}, timeout=to_seconds(self._timeout))  # cancels none: they may be another's too
+        if late:
+            tier = wanted[0].extent.tier.name
+            raise TierFailure(FailureReason.TIMEOUT, f"{tier} gave no answer within {to_seconds(self._timeout):.1f} s")
+        return [job.result()[index] for job, index in ways]
+
+    def _ended(self, stored: Sequence[Stored]) -> None:
+        for one in stored:
+            self._under_way.pop(one, None)
+
+    def _read_each_now(self, wanted: Sequence[Stored]) -> list[Found]:
+        found: list[Found] = []
+        for stored in wanted:
+            try:
+                found.append(self.read_now(*stored))
+            except (TierFailure, CorruptPayload) as error:
+                found.append(error)
+        return found

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvpb.v1 import store_pb2
 
@@ -14,15 +15,20 @@ from kvstore.core.events import ReadItem, ReadOutcome, ReadStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import CorruptPayload, Unavailable
 from kvstore.node.open_read import OpenRead
-from kvstore.node.payload_source import PayloadSource
+from kvstore.node.payload_source import INLINE_BYTES, RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
 from kvstore.tiers.tier import FailureReason, TierFailure
-from kvstore.units import Nanos, to_seconds
+from kvstore.units import MIB, Nanos, to_seconds
 
 logger = logging.getLogger(__name__)
 
-READ_AHEAD = 4
-"""Payloads read and checked while an earlier one is sent: hides the disk's latency, bounds a stream's memory to a few payloads."""
+Entry = memoryview | ReadStatus
+"""A payload, or why there is none."""
+
+_RUNS_AHEAD = 4
+"""Read and checked while earlier ones are sent: hides the disk's latency, and keeps it busy."""
+_AHEAD_BYTES = 8 * MIB
+"""Bounds the memory of one stream to this and one payload."""
 
 _STATUS_OF = {ReadOutcome.CORRUPT: ReadStatus.CORRUPT, ReadOutcome.IO_ERROR: ReadStatus.IO_ERROR}
 
@@ -47,67 +53,113 @@ async def _chunks_of(read: OpenRead, source: PayloadSource) -> AsyncGenerator[st
     No byte leaves before its whole payload has been checked, nor after the read was closed (its extents may then hold another block).
     Records the outcome of each item in the read; the caller finishes it.
     """
-    async with aclosing(payloads_of(read, source)) as payloads:
-        async for index, payload in payloads:
-            if isinstance(payload, ReadStatus):
-                yield store_pb2.ReadChunk(item=index, status=int(payload), last=True)
-                continue
-            for offset in range(0, len(payload), MAX_CHUNK_BYTES):
-                if not read.is_open:
-                    yield store_pb2.ReadChunk(item=index, status=int(ReadStatus.NOT_LEASED), last=True)
-                    break
-                end = min(offset + MAX_CHUNK_BYTES, len(payload))
-                if end == len(payload):
-                    read.outcomes[index] = ReadOutcome.OK
-                yield store_pb2.ReadChunk(
-                    item=index, status=int(ReadStatus.OK), offset_bytes=offset, data=bytes(payload[offset:end]), last=end == len(payload)
-                )
+    async with aclosing(groups_of(read, source, gather_bytes=INLINE_BYTES)) as groups:
+        async for first, group in groups:
+            for index, payload in enumerate(group, first):
+                if isinstance(payload, ReadStatus):
+                    yield store_pb2.ReadChunk(item=index, status=int(payload), last=True)
+                    continue
+                for offset in range(0, len(payload), MAX_CHUNK_BYTES):
+                    if not read.is_open:
+                        yield store_pb2.ReadChunk(item=index, status=int(ReadStatus.NOT_LEASED), last=True)
+                        break
+                    end = min(offset + MAX_CHUNK_BYTES, len(payload))
+                    last = end == len(payload)
+                    if last:
+                        read.outcomes[index] = ReadOutcome.OK
+                    data = bytes(payload[offset:end])
+                    yield store_pb2.ReadChunk(item=index, status=int(ReadStatus.OK), offset_bytes=offset, data=data, last=last)
 
 
-async def payloads_of(
-    read: OpenRead, source: PayloadSource, *, check_host: bool = True
-) -> AsyncGenerator[tuple[int, memoryview | ReadStatus], None]:
-    """Every item in order: its payload, or why there is none. Without `check_host` those of the host tier come in place and unchecked."""
-    tasks: dict[int, asyncio.Task[memoryview | ReadStatus]] = {}
+async def groups_of(
+    read: OpenRead, source: PayloadSource, *, check_host: bool = True, gather_bytes: int
+) -> AsyncGenerator[tuple[int, list[Entry]], None]:
+    """(index of the first, entries) of every item, in order: as many at once as can be had without waiting, up to `gather_bytes` and the
+    payload that passes it. Without `check_host` those of the host tier come in place and unchecked."""
+    runs = list(_runs(read.items, source, check_host=check_host, gather_bytes=gather_bytes))
+    ahead: deque[tuple[_Run, asyncio.Task[list[Entry]]]] = deque()
+    slow = iter([run for run in runs if run.is_slow])
+    upcoming = next(slow, None)
     try:
-        for index in range(len(read.items)):
-            for ahead in range(index, min(index + READ_AHEAD, len(read.items))):
-                if ahead not in tasks and _is_slow(read.items[ahead], source, check_host=check_host):
-                    tasks[ahead] = asyncio.get_running_loop().create_task(_payload(read, ahead, source, check_host=check_host))
-            task = tasks.get(index)
-            yield index, await (_payload(read, index, source, check_host=check_host) if task is None else task)
-            tasks.pop(index, None)
+        for run in runs:
+            while upcoming and len(ahead) < _RUNS_AHEAD and (not ahead or upcoming.size + sum(r.size for r, _ in ahead) <= _AHEAD_BYTES):
+                ahead.append((upcoming, asyncio.get_running_loop().create_task(_read_run(read, upcoming, source))))
+                upcoming = next(slow, None)
+            if run.is_slow:
+                entries = await ahead[0][1]
+                ahead.popleft()
+            else:
+                entries = [_entry_now(read, index, source, check_host=check_host) for index in run.indices]
+            yield run.indices.start, entries
     finally:
-        for task in tasks.values():
+        for _, task in ahead:
             task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
 
 
-async def _payload(read: OpenRead, index: int, source: PayloadSource, *, check_host: bool) -> memoryview | ReadStatus:
+class _Run(NamedTuple):
+    """Neighbours that are had in one go."""
+
+    indices: range
+    size: int
+    is_slow: bool
+    """Not to be read on the event loop."""
+
+
+def _runs(items: Sequence[ReadItem], source: PayloadSource, *, check_host: bool, gather_bytes: int) -> Iterator[_Run]:
+    start, size, was_slow = 0, 0, False
+    for index, item in enumerate(items):
+        is_slow, length = False, 0
+        if item.status is ReadStatus.OK:
+            assert item.extent is not None
+            is_slow = item.extent.tier is not Tier.HOST if not check_host else not source.is_quick(item.extent)
+            length = item.extent.length
+        is_full = size + length > RUN_BYTES if is_slow else size >= gather_bytes
+        if index > start and (is_slow is not was_slow or is_full):
+            yield _Run(range(start, index), size, was_slow)
+            start, size = index, 0
+        size += length
+        was_slow = is_slow
+    if items:
+        yield _Run(range(start, len(items)), size, was_slow)
+
+
+def _entry_now(read: OpenRead, index: int, source: PayloadSource, *, check_host: bool) -> Entry:
     item = read.items[index]
     if item.status is not ReadStatus.OK:
         return item.status
     if not read.is_open:
         return ReadStatus.NOT_LEASED
     assert item.extent is not None
-    if not check_host and item.extent.tier is Tier.HOST:
+    if not check_host:
         return source.host_view(item.extent)
     try:
-        return await source.read(item.extent, item.checksum)
-    except CorruptPayload:
-        outcome = ReadOutcome.CORRUPT
+        return source.read_now(item.extent, item.checksum)
+    except CorruptPayload as error:
+        return _failed(read, index, error)
+
+
+async def _read_run(read: OpenRead, run: _Run, source: PayloadSource) -> list[Entry]:
+    if not read.is_open:
+        return [ReadStatus.NOT_LEASED] * len(run.indices)
+    wanted = [Stored(item.extent, item.checksum) for index in run.indices if (item := read.items[index]).extent is not None]
+    found: Sequence[Found]
+    try:
+        found = await source.read_each(wanted)
     except TierFailure as failure:
-        logger.warning("read: %s", failure)
-        if failure.reason is FailureReason.TIMEOUT:
+        found = [failure] * len(wanted)
+    return [_failed(read, index, entry) if isinstance(entry, Exception) else entry for index, entry in zip(run.indices, found, strict=True)]
+
+
+def _failed(read: OpenRead, index: int, error: TierFailure | CorruptPayload) -> ReadStatus:
+    """What its reader is told, and what the core will be."""
+    outcome = ReadOutcome.CORRUPT
+    if isinstance(error, TierFailure):
+        logger.warning("read: %s", error)
+        if error.reason is FailureReason.TIMEOUT:
             return ReadStatus.IO_ERROR  # the outcome stays UNREAD: a stalled medium is no reason to give up its copies
         outcome = ReadOutcome.IO_ERROR
     if not read.is_open:
         return ReadStatus.NOT_LEASED  # the extent was another block's by then: nothing is known about the copy
     read.outcomes[index] = outcome
     return _STATUS_OF[outcome]
-
-
-def _is_slow(item: ReadItem, source: PayloadSource, *, check_host: bool) -> bool:
-    if item.extent is None:
-        return False
-    return item.extent.tier is not Tier.HOST if not check_host else not source.is_quick(item.extent)

@@ -121,9 +121,7 @@ class Repair:
         return copied, [block for block, grant in answers if grant.status is ReserveStatus.EXISTS]
 
     def _commit_item(self, block: PeerBlock, token: WriteToken) -> CommitItem:
-        received = self._node.incoming.received_bytes(token)
-        self._node.incoming.close(token)
-        return CommitItem(token, block.checksum, received)
+        return CommitItem(token, block.checksum, self._node.incoming.close(token))
 
     async def _pull(self, peer: Member, key_space: KeySpace, granted: Sequence[tuple[PeerBlock, WriteToken]]) -> None:
         """As any reader: under a lease that ends with this call, by the best transport. Bytes go into the reserved extents; what did not

@@ -79,7 +79,8 @@ class Sender:
         found.sort(key=lambda owned: owned.block.index)  # a prefix without its head is worthless
         if not found:
             return Sent()
-        stub = StoreStub(self._channels.get(member.address))
+        peer = Peer(member.node_id, member.boot_id, member.address)
+        stub = await self._transport.stub(peer)
         asked_at = time.monotonic_ns()
         items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl, owned.rung) for owned in found]
         grants = await stub.reserve(
@@ -91,7 +92,7 @@ class Sender:
         granted = [(owned, grant) for owned, grant in zip(found, grants, strict=True) if grant.status is ReserveStatus.GRANTED]
         sent = Sent(refused_blocks=sum(grant.status not in _HERE for grant in grants) - len(granted))
         if granted:
-            statuses = await self._write(member, stub, shipment.key_space, granted, asked_at=asked_at)
+            statuses = await self._write(peer, stub, shipment.key_space, granted, asked_at=asked_at)
             for (owned, _), status in zip(granted, statuses, strict=True):
                 if status.is_stored:
                     sent.sent_blocks += 1
@@ -101,7 +102,7 @@ class Sender:
         return sent
 
     async def _write(
-        self, member: Member, stub: StoreStub, key_space: KeySpace, granted: Sequence[tuple[OwnedBlock, Grant]], *, asked_at: int
+        self, peer: Peer, stub: StoreStub, key_space: KeySpace, granted: Sequence[tuple[OwnedBlock, Grant]], *, asked_at: int
     ) -> list[CommitStatus]:
         """Straight from where the payloads lie, under a lease of this node on its own copies."""
         node = self._node
@@ -133,7 +134,6 @@ class Sender:
                 ticket = Ticket.from_bytes(grant.ticket)
                 end_by = Nanos(asked_at + grant.ttl * 9 // 10)
                 writes.append(PayloadWrite(grant.write_token, payload, ticket, grant.arena_offset, end_by))
-            peer = Peer(member.node_id, member.boot_id, member.address)
             refused = await self._transport.write(peer, writes, timeout=_WRITE_TIMEOUT) if writes else frozenset()
         finally:
             read.finish()

@@ -117,8 +117,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         items = []
         for message in request.items:
             token = WriteToken(message.write_token)
-            items.append(CommitItem(token, message.checksum_xxh3, self._node.incoming.received_bytes(token)))
-            self._node.incoming.close(token)
+            items.append(CommitItem(token, message.checksum_xxh3, self._node.incoming.close(token)))
         started = self._node.now()
         answer = await self._node.ask(CommitRequested(request_id=self._node.next_request_id(), items=tuple(items)), AnswerCommit)
         self._metrics.committed(answer.statuses, took=Nanos(self._node.now() - started))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvstore.core.events import (
     AcquireRequested,
     AnswerAcquire,
     AnswerCommit,
-    AnswerRelease,
     AnswerReserve,
     CommitItem,
     CommitRequested,
     ReleaseRequested,
     ReserveRequested,
-    ReserveStatus,
 )
 from kvstore.core.expiry import MAX_TTL
 from kvstore.node.config import NodeConfig
@@ -20,11 +20,10 @@ from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.transport.control_frames import (
     AcquireBody,
-    AcquiredBody,
-    AcquiredCopy,
-    PackedGrant,
     ReleaseBody,
     ReserveBody,
+    pack_acquired,
+    pack_committed,
     pack_grants,
     unpack_commit,
 )
@@ -32,34 +31,46 @@ from kvstore.transport.frames import BadFrame, FrameKind
 from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Nanos
 
+Reply = Callable[[bytes], None]
+
 
 class StreamControl:
-    def __init__(self, node: Node, *, config: NodeConfig, metrics: NodeMetrics, tickets: TicketOffice) -> None:
+    def __init__(self, node: Node, *, config: NodeConfig, metrics: NodeMetrics, tickets: TicketOffice, may_place: bool) -> None:
+        """`may_place`: who speaks here writes into the arena itself."""
         self._node = node
         self._config = config
         self._metrics = metrics
         self._tickets = tickets
+        self._may_place = may_place
 
-    async def answer(self, kind: FrameKind, body: bytes) -> bytes | None:
-        """None: nothing is sent back. Raises BadFrame."""
+    def handle(self, kind: FrameKind, body: bytes, reply: Reply) -> None:
+        """`reply` is called once with the body of the answer, at once or later; not for RELEASE. Raises BadFrame."""
         match kind:
             case FrameKind.ACQUIRE:
-                return await self._acquire(AcquireBody.unpack(body))
+                self._acquire(AcquireBody.unpack(body), reply)
             case FrameKind.RELEASE:
-                request = ReleaseBody.unpack(body)
-                release = ReleaseRequested(
-                    request_id=self._node.next_request_id(), lease_id=request.lease_id, key_space=request.key_space, hashes=request.hashes
+                lease_id, key_space, hashes = ReleaseBody.unpack(body)
+                self._node.feed(
+                    ReleaseRequested(request_id=self._node.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=hashes)
                 )
-                await self._node.ask(release, AnswerRelease)
-                return None
             case FrameKind.RESERVE:
-                return await self._reserve(ReserveBody.unpack(body))
+                self._reserve(ReserveBody.unpack(body), reply)
             case FrameKind.COMMIT:
-                return await self._commit(body)
+                self._commit(body, reply)
+            case FrameKind.PLACED if self._may_place:
+                for token, _ in unpack_commit(body):
+                    self._node.incoming.placed(token)
+                self._commit(body, reply)
             case _:
-                raise BadFrame("garbage", f"{kind.name} is no request")
+                raise BadFrame("garbage", f"{kind.name} is no control message at this door")
 
-    async def _acquire(self, request: AcquireBody) -> bytes:
+    def _acquire(self, request: AcquireBody, reply: Reply) -> None:
+        def answered(answer: AnswerAcquire) -> None:
+            ticket = b""
+            if answer.lease_id:
+                ticket = self._tickets.for_lease(answer.lease_id, expires_at=Nanos(self._node.now() + answer.ttl)).to_bytes()
+            reply(pack_acquired(answer.lease_id, answer.ttl, ticket, answer.blocks))
+
         acquire = AcquireRequested(
             request_id=self._node.next_request_id(),
             key_space=request.key_space,
@@ -67,44 +78,35 @@ class StreamControl:
             ttl=request.ttl,
             as_sealed=request.as_sealed,
         )
-        answer = await self._node.ask(acquire, AnswerAcquire)
-        ticket = b""
-        if answer.lease_id:
-            ticket = self._tickets.for_lease(answer.lease_id, expires_at=Nanos(self._node.now() + answer.ttl)).to_bytes()
-        copies = tuple(
-            [
-                block
-                and AcquiredCopy(block.payload_bytes, block.checksum, block.tier, block.extent.offset if block.extent else None, block.rung)
-                for block in answer.blocks
-            ]
-        )
-        return AcquiredBody(answer.lease_id, answer.ttl, ticket, copies).pack()
+        self._node.ask_now(acquire, AnswerAcquire, answered)
 
-    async def _reserve(self, request: ReserveBody) -> bytes:
-        if not all(0 < item.payload_bytes <= self._config.arena_capacity for item in request.items):
+    def _reserve(self, request: ReserveBody, reply: Reply) -> None:
+        if not all([0 < item.payload_bytes <= self._config.arena_capacity for item in request.items]):
             raise BadFrame("bad_length", f"a payload must have 1 to {self._config.arena_capacity} bytes")
-        expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
-        if any(item.ttl is not None and item.ttl > MAX_TTL for item in request.items):
+        if any([item.ttl is not None and item.ttl > MAX_TTL for item in request.items]):
             raise BadFrame("bad_length", "a block lives ten years at most")
-        reserve = ReserveRequested(request_id=self._node.next_request_id(), key_space=request.key_space, items=request.items)
-        grants: list[PackedGrant] = []
-        for grant in (await self._node.ask(reserve, AnswerReserve)).grants:
-            if grant.extent is None:
-                self._metrics.put_refused(grant.status)
-                grants.append(PackedGrant(grant.status, grant.write_token, 0, b""))
-                continue
-            assert grant.status is ReserveStatus.GRANTED
-            ticket = self._tickets.for_write(grant.write_token, length=grant.extent.length, expires_at=expires_at)
-            grants.append(PackedGrant(grant.status, grant.write_token, grant.extent.offset, ticket.to_bytes()))
-        return pack_grants(grants, ttl=self._config.reservation_ttl)
+        expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
 
-    async def _commit(self, body: bytes) -> bytes:
+        def answered(answer: AnswerReserve) -> None:
+            tickets = []
+            for status, token, extent in answer.grants:
+                if extent is None:
+                    self._metrics.put_refused(status)
+                if not self._may_place:
+                    ticket = extent and self._tickets.for_write(token, length=extent.length, expires_at=expires_at)
+                    tickets.append(ticket.to_bytes() if ticket else b"")
+            reply(pack_grants(answer.grants, ttl=self._config.reservation_ttl, tickets=tickets))
+
+        reserve = ReserveRequested(request_id=self._node.next_request_id(), key_space=request.key_space, items=request.items)
+        self._node.ask_now(reserve, AnswerReserve, answered)
+
+    def _commit(self, body: bytes, reply: Reply) -> None:
         incoming = self._node.incoming
-        items = []
-        for token, checksum in unpack_commit(body):
-            items.append(CommitItem(token, checksum, incoming.received_bytes(token)))
-            incoming.close(token)
+        items = tuple([CommitItem(token, checksum, incoming.close(token)) for token, checksum in unpack_commit(body)])
         started = self._node.now()
-        answer = await self._node.ask(CommitRequested(request_id=self._node.next_request_id(), items=tuple(items)), AnswerCommit)
-        self._metrics.committed(answer.statuses, took=Nanos(self._node.now() - started))
-        return bytes(answer.statuses)
+
+        def answered(answer: AnswerCommit) -> None:
+            self._metrics.committed(answer.statuses, took=Nanos(self._node.now() - started))
+            reply(pack_committed(answer.statuses))
+
+        self._node.ask_now(CommitRequested(request_id=self._node.next_request_id(), items=items), AnswerCommit, answered)

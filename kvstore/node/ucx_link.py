@@ -11,6 +11,7 @@ import numpy as np
 from kvstore.core.events import ReadStatus
 from kvstore.ids import WriteToken
 from kvstore.node.incoming import IncomingPayloads
+from kvstore.node.payload_stream import Entry
 from kvstore.transport.frames import UCX_PIECE_BYTES, FrameKind, Header, UcxPart, WriteItem, pieces_of
 from kvstore.transport.stream import Stream, StreamCut
 from kvstore.transport.ucx_worker import UcxEndpoint, UcxWorker, moved, open_worker
@@ -110,7 +111,7 @@ class UcxSink:
         self._tags = tags
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[memoryview | ReadStatus], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
         """Raises StreamCut, also when the read was closed: then the reader may have got what is another block's by now, and its checksum
         says so."""
         statuses = bytes([entry if isinstance(entry, ReadStatus) else ReadStatus.OK for entry in group])

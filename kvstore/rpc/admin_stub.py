@@ -10,16 +10,14 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import grpc.aio
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.codec.rung_code import rung_name
 from kvstore.core.extent import Tier
 from kvstore.core.picture import BlockEvent, BlockEventKind
 from kvstore.ids import BlockRef, BootId, Epoch, KeySpace, NodeId, RungCode
+from kvstore.rpc.calls import answer_of, messages_of
 from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_ref_from_proto, block_refs_to_proto, key_space_from_proto, key_space_to_proto
-from kvstore.rpc.errors import error_of
 from kvstore.units import Nanos, milliseconds, to_seconds
 
 
@@ -184,7 +182,7 @@ class AdminStub:
         self._stub = admin_pb2_grpc.AdminServiceStub(channel)
 
     async def status(self, *, timeout: Nanos) -> NodeReport:
-        answer = await _answer(self._stub.Status(admin_pb2.StatusRequest(), timeout=to_seconds(timeout)))
+        answer = await answer_of(self._stub.Status(admin_pb2.StatusRequest(), timeout=to_seconds(timeout)))
         return NodeReport(
             node_id=answer.node_id,
             boot_id=answer.boot_id.hex(),
@@ -213,7 +211,7 @@ class AdminStub:
             request = admin_pb2.LocateRequest(
                 key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks[start : start + MAX_BATCH_ITEMS])
             )
-            answer = await _answer(self._stub.Locate(request, timeout=to_seconds(timeout)))
+            answer = await answer_of(self._stub.Locate(request, timeout=to_seconds(timeout)))
             reports += [
                 BlockReport(
                     tuple(map(_tier_name, block.tiers)),
@@ -235,7 +233,7 @@ class AdminStub:
             request = admin_pb2.LocateRequest(
                 key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks[start : start + MAX_BATCH_ITEMS])
             )
-            answer = await _answer(self._stub.Recall(request, timeout=to_seconds(timeout)))
+            answer = await answer_of(self._stub.Recall(request, timeout=to_seconds(timeout)))
             departures += [DepartureReport(gone.reason, gone.ago_ms) if gone.reason else None for gone in answer.departures]
             spaces |= dict.fromkeys(map(key_space_from_proto, answer.key_spaces))
             forgotten = answer.forgotten
@@ -255,13 +253,13 @@ class AdminStub:
         request = admin_pb2.PinRequest(
             key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks], hard=hard, ttl_ms=ttl // milliseconds(1)
         )
-        answer = await _answer(self._stub.Pin(request, timeout=to_seconds(timeout)))
+        answer = await answer_of(self._stub.Pin(request, timeout=to_seconds(timeout)))
         return Pinned(answer.pinned_blocks, answer.absent_blocks, answer.refused_blocks, answer.lasts)
 
     async def unpin(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> int:
         """How many had a pin."""
         request = admin_pb2.UnpinRequest(key_space=key_space_to_proto(key_space), hashes=[block.hash for block in blocks])
-        return int((await _answer(self._stub.Unpin(request, timeout=to_seconds(timeout)))).unpinned_blocks)
+        return int((await answer_of(self._stub.Unpin(request, timeout=to_seconds(timeout)))).unpinned_blocks)
 
     async def quota(self, namespace: str, *, timeout: Nanos) -> QuotaReport:
         return await self._quota(admin_pb2.QuotaRequest(namespace=namespace), timeout=timeout)
@@ -271,13 +269,13 @@ class AdminStub:
         return await self._quota(admin_pb2.QuotaRequest(namespace=namespace, change=True, limit_bytes=limit), timeout=timeout)
 
     async def _quota(self, request: admin_pb2.QuotaRequest, *, timeout: Nanos) -> QuotaReport:
-        answer = await _answer(self._stub.Quota(request, timeout=to_seconds(timeout)))
+        answer = await answer_of(self._stub.Quota(request, timeout=to_seconds(timeout)))
         return QuotaReport(answer.used_bytes, answer.limit_bytes if answer.HasField("limit_bytes") else None, answer.lasts)
 
     async def events(self, *, boot_id: bytes = b"", after: int = 0) -> AsyncGenerator[BlockEvent, None]:
         """What the node holds and every change, without end and without a deadline: until it is closed or the node is gone. `boot_id`,
         `after`: of the last event seen; without them it begins with a snapshot."""
-        async for message in _messages(self._stub.Events(admin_pb2.EventsRequest(boot_id=boot_id, after=after))):
+        async for message in messages_of(self._stub.Events(admin_pb2.EventsRequest(boot_id=boot_id, after=after))):
             named = message.HasField("block")
             yield BlockEvent(
                 kind=BlockEventKind(message.kind),
@@ -292,43 +290,26 @@ class AdminStub:
 
     async def verify(self, *, timeout: Nanos) -> AsyncGenerator[VerifyProgress, None]:
         """Progress as it comes; the last one is the result."""
-        async for message in _messages(self._stub.Verify(admin_pb2.VerifyRequest(), timeout=to_seconds(timeout))):
+        async for message in messages_of(self._stub.Verify(admin_pb2.VerifyRequest(), timeout=to_seconds(timeout))):
             yield VerifyProgress(message.checked_copies, message.total_copies, message.bad_copies, message.checked_bytes)
 
     async def repair(self, *, timeout: Nanos) -> AsyncGenerator[RepairProgress, None]:
         """Progress as it comes; the last one is the result."""
-        async for message in _messages(self._stub.Repair(admin_pb2.RepairRequest(), timeout=to_seconds(timeout))):
+        async for message in messages_of(self._stub.Repair(admin_pb2.RepairRequest(), timeout=to_seconds(timeout))):
             yield RepairProgress(message.copied_blocks, message.missing_blocks, message.failed_blocks, message.copied_bytes)
 
     async def drain(self, *, timeout: Nanos) -> None:
         """The node owns nothing from now on and hands over what it has; `status` says how far it is."""
-        await _answer(self._stub.Drain(admin_pb2.DrainStoreRequest(), timeout=to_seconds(timeout)))
+        await answer_of(self._stub.Drain(admin_pb2.DrainStoreRequest(), timeout=to_seconds(timeout)))
 
     async def rebalance(self, *, dry_run: bool, timeout: Nanos) -> RebalanceReport:
-        answer = await _answer(self._stub.Rebalance(admin_pb2.RebalanceRequest(dry_run=dry_run), timeout=to_seconds(timeout)))
+        answer = await answer_of(self._stub.Rebalance(admin_pb2.RebalanceRequest(dry_run=dry_run), timeout=to_seconds(timeout)))
         moves = tuple(Move(move.node_id, move.stripes, move.blocks, move.bytes) for move in answer.moves)
         return RebalanceReport(moves, answer.surplus_blocks, answer.surplus_bytes)
 
     async def _evict(self, request: admin_pb2.EvictRequest, *, timeout: Nanos) -> Evicted:
-        answer = await _answer(self._stub.Evict(request, timeout=to_seconds(timeout)))
+        answer = await answer_of(self._stub.Evict(request, timeout=to_seconds(timeout)))
         return Evicted(answer.evicted_copies, answer.evicted_bytes, answer.leased_copies_kept)
-
-
-async def _answer(call: Any) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise error_of(error) from None
-
-
-async def _messages(call: Any) -> AsyncGenerator[Any, None]:
-    try:
-        while (message := await call.read()) is not grpc.aio.EOF:
-            yield message
-    except grpc.RpcError as error:
-        raise error_of(error) from None
-    finally:
-        call.cancel()
 
 
 def _tier_name(number: int) -> str:

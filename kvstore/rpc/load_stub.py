@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-import grpc.aio
 from kvpb.v1 import decode_pb2, decode_pb2_grpc, prefill_pb2, prefill_pb2_grpc
 
-from kvstore.rpc.errors import error_of
+from kvstore.rpc.calls import answer_of
 from kvstore.units import Nanos, to_seconds
 
 
@@ -29,7 +27,7 @@ class EngineReport:
 async def decode_load(channel: Any, *, timeout: Nanos) -> EngineReport:
     """Raises a LarderError when the node does not answer."""
     stub: Any = decode_pb2_grpc.DecodeServiceStub(channel)
-    answer = await _answer(stub.Load(decode_pb2.DecodeLoadRequest(), timeout=to_seconds(timeout)))
+    answer = await answer_of(stub.Load(decode_pb2.DecodeLoadRequest(), timeout=to_seconds(timeout)))
     return EngineReport(
         node_id=answer.node_id,
         model=answer.model,
@@ -44,7 +42,7 @@ async def decode_load(channel: Any, *, timeout: Nanos) -> EngineReport:
 async def prefill_load(channel: Any, *, timeout: Nanos) -> EngineReport:
     """Raises a LarderError when the node does not answer."""
     stub: Any = prefill_pb2_grpc.PrefillServiceStub(channel)
-    answer = await _answer(stub.Load(prefill_pb2.PrefillLoadRequest(), timeout=to_seconds(timeout)))
+    answer = await answer_of(stub.Load(prefill_pb2.PrefillLoadRequest(), timeout=to_seconds(timeout)))
     return EngineReport(
         node_id=answer.node_id,
         model=answer.model,
@@ -54,10 +52,3 @@ async def prefill_load(channel: Any, *, timeout: Nanos) -> EngineReport:
         free_pool_blocks=None,
         total_pool_blocks=None,
     )
-
-
-async def _answer(call: Any) -> Any:
-    try:
-        return await call
-    except grpc.RpcError as error:
-        raise error_of(error) from None

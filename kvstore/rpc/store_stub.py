@@ -7,10 +7,10 @@ Unavailable) when the deadline came first. Cancelling the caller cancels the cal
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import grpc
 import grpc.aio
@@ -46,8 +46,7 @@ class Greeting:
     """The TCP door speaks of transfers by UCX too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     status: ReserveStatus
     write_token: WriteToken
     arena_offset: int
@@ -57,8 +56,7 @@ class Grant:
     """Of the reservation, from some time after the call was sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCopy:
+class FoundCopy(NamedTuple):
     payload_bytes: Bytes
     checksum: int
     tier: Tier
@@ -180,6 +178,24 @@ class StoreStub:
             for block in answer.blocks
         )
         return Acquired(LeaseId(answer.lease_id), milliseconds(answer.lease_ttl_ms), copies, answer.ticket)
+
+    def acquire_now(
+        self,
+        key_space: KeySpace,
+        blocks: Sequence[BlockRef],
+        *,
+        ttl: Nanos | None,
+        timeout: Nanos,
+        answered: Callable[[Acquired | LarderError], None],
+        as_sealed: bool = False,
+    ) -> bool:
+        """`acquire_prefix` without a task: sent before this returns, `answered` once, maybe before it returns too. False: not possible now,
+        nothing was sent."""
+        return False
+
+    def release_now(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash] = ()) -> bool:
+        """`release` that nobody waits for: it goes with the next question to the node, or within milliseconds. False: not possible now."""
+        return False
 
     async def read_payloads(
         self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, timeout: Nanos

@@ -9,8 +9,13 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from kvstore.core.extent import ALIGNMENT, round_up
 from kvstore.tiers.tier import FailureReason, TierFailure
+
+_MOST_PARTS = 1024
+"""Of one call, by the kernel."""
 
 
 class DirectFile:
@@ -35,41 +40,43 @@ class DirectFile:
             raise _failure(error, self.path) from error
 
     def write(self, offset: int, parts: Sequence[bytes | memoryview]) -> None:
-        """Puts the parts one after another, and zeros up to a whole sector, at the sector `offset`. Raises TierFailure."""
+        """Puts the parts one after another, and zeros up to a whole sector, at the sector `offset`. Raises TierFailure.
+
+        A part that lies page-aligned in memory and begins a sector goes to the disk from where it is; what else there is, is copied once.
+        """
         assert offset % ALIGNMENT == 0
-        length = sum(len(part) for part in parts)
-        size = round_up(length)
         try:
-            buffer = self._aligned_buffer(size)
-            filled = 0
-            for part in parts:
-                buffer[filled : filled + len(part)] = part
-                filled += len(part)
-            buffer[length:size] = bytes(size - length)
+            left = self._sectors_of(parts)
             done = 0
-            while done < size:
-                written = os.pwritev(self._fd, [buffer[done:size]], offset + done)
+            while left:
+                written = os.pwritev(self._fd, left[:_MOST_PARTS], offset + done)
                 if written == 0 or written % ALIGNMENT:
-                    raise TierFailure(FailureReason.SHORT_WRITE, f"{self.path}: {done + written} of {size} bytes at {offset}")
+                    raise TierFailure(FailureReason.SHORT_WRITE, f"{self.path}: {written} bytes at {offset + done}")
                 done += written
+                left = _behind(left, written)
         except OSError as error:
             raise _failure(error, self.path) from error
 
     def read_into(self, offset: int, out: memoryview) -> None:
-        """Fills `out` from the sector `offset`. Raises TierFailure, also when the file ends early."""
+        """Fills `out` from the sector `offset`. Raises TierFailure, also when the file ends early.
+
+        Into `aligned_memory` the disk writes itself, but for the last part of a sector; other memory costs a copy.
+        """
         assert offset % ALIGNMENT == 0
-        size = round_up(len(out))
+        straight = len(out) // ALIGNMENT * ALIGNMENT if _address_of(out) % ALIGNMENT == 0 else 0
+        staging = self._aligned_buffer(round_up(len(out) - straight))
+        left = [part for part in (out[:straight], staging[: round_up(len(out) - straight)]) if len(part)]
         try:
-            buffer = self._aligned_buffer(size)
             done = 0
             while done < len(out):
-                got = os.preadv(self._fd, [buffer[done:size]], offset + done)
+                got = os.preadv(self._fd, left, offset + done)
                 if got == 0 or (got % ALIGNMENT and done + got < len(out)):
                     raise TierFailure(FailureReason.SHORT_READ, f"{self.path}: {done + got} of {len(out)} bytes at {offset}")
                 done += got
+                left = _behind(left, got)
         except OSError as error:
             raise _failure(error, self.path) from error
-        out[:] = buffer[: len(out)]
+        out[straight:] = staging[: len(out) - straight]
 
     def sync(self) -> None:
         """Costs about 3 ms on the development machine, whatever was written: so once for many writes. Raises TierFailure."""
@@ -81,6 +88,24 @@ class DirectFile:
     def close(self) -> None:
         os.close(self._fd)
 
+    def _sectors_of(self, parts: Sequence[bytes | memoryview]) -> list[memoryview]:
+        """The parts as whole sectors of aligned memory: in place where they are that, staged where not."""
+        staging = self._aligned_buffer(sum(round_up(len(part)) for part in parts))
+        sectors: list[memoryview] = []
+        used = filled = 0  # of the staging: up to its last whole sector that is in `sectors`, up to its last byte
+        for part in parts:
+            view = memoryview(part)
+            straight = len(view) // ALIGNMENT * ALIGNMENT if filled % ALIGNMENT == 0 and _address_of(view) % ALIGNMENT == 0 else 0
+            if straight:
+                sectors += [piece for piece in (staging[used:filled], view[:straight]) if len(piece)]
+                used = filled
+            rest = len(view) - straight
+            staging[filled : filled + rest] = view[straight:]
+            filled += rest
+        end = round_up(filled) if filled else 0
+        staging[filled:end] = bytes(end - filled)
+        return [*sectors, staging[used:end]] if end > used else sectors
+
     def _aligned_buffer(self, size: int) -> memoryview:
         """This thread's staging memory: page-aligned as mmap gives it, grown to the largest request so far."""
         buffer: memoryview | None = getattr(self._staging, "buffer", None)
@@ -88,6 +113,27 @@ class DirectFile:
             buffer = memoryview(mmap.mmap(-1, max(size, ALIGNMENT)))
             self._staging.buffer = buffer
         return buffer
+
+
+def aligned_memory(size: int) -> memoryview:
+    """Not zeroed, page-aligned: `DirectFile.read_into` fills it without a copy. Cost: that of malloc, which keeps what was freed."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].data
+
+
+def _address_of(memory: bytes | memoryview) -> int:
+    return int(np.frombuffer(memory, np.uint8).ctypes.data) if len(memory) else 0
+
+
+def _behind(parts: Sequence[memoryview], count: int) -> list[memoryview]:
+    """What is left of the parts after their first `count` bytes."""
+    left = []
+    for part in parts:
+        if count < len(part):
+            left.append(part[count:])
+        count = max(0, count - len(part))
+    return left
 
 
 def _open(path: Path) -> tuple[int, bool]:

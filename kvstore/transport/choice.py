@@ -61,8 +61,9 @@ class _Chosen:
     """Loop time; infinity when nothing better can come."""
 
     def fits(self, peer: Peer) -> bool:
-        out_of_step = isinstance(self.transport, UcxTransport) and self.transport.out_of_step
-        return self.peer == peer and time.monotonic() < self.until and not out_of_step
+        transport = self.transport
+        ended = transport.ended if isinstance(transport, ShmTransport) else isinstance(transport, UcxTransport) and transport.out_of_step
+        return self.peer == peer and time.monotonic() < self.until and not ended
 
 
 class AutoTransport:
@@ -91,15 +92,13 @@ class AutoTransport:
         except LarderError:
             return await self._grpc.stub(peer)
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
-        try:
-            chosen = await self._chosen_for(peer)
-            arena = await chosen.transport.arena(peer)
-            if arena is None and chosen.choice.kind is TransportKind.SHM:
-                await self._forget(peer)  # its lifeline broke
-        except LarderError:
-            return None
-        return arena
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        chosen = self._chosen.get(peer.node_id)
+        return chosen.transport.stub_now(peer) if chosen is not None and chosen.fits(peer) else None
+
+    def arena(self, peer: Peer) -> MappedArena | None:
+        chosen = self._chosen.get(peer.node_id)
+        return chosen.transport.arena(peer) if chosen is not None and chosen.fits(peer) else None
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         chosen = await self._chosen_for(peer)

@@ -7,8 +7,9 @@ noticed before its length is believed. Both sides speak one version; another one
     client  READ      body: read request, proof                       -> one PAYLOAD per hash, in order: status, and the payload if OK
     client  WRITE     body: write request, proof; then the payloads    -> WRITTEN, body: refused write tokens
     client  ARENA                                                      -> ARENA with the descriptors (Unix socket only)
-    client  PLACED    body: write request, proof                       -> WRITTEN (the payloads were put into the mapped arena)
-    client  ACQUIRE, RESERVE, COMMIT, RELEASE (control_frames.py)     -> ANSWER with the body; RELEASE has none
+    client  CONTROL                                                    -> nothing; from here on control messages alone (control_frames.py):
+    client  ACQUIRE, RESERVE, COMMIT, PLACED                           -> ANSWER with the request's number, each when it is known
+    client  RELEASE                                                    -> nothing
     client  UCX                                                        -> UCX, body: address of the node's UCX worker
     client  FETCH   body: UCX part, read request, proof                -> GROUPs, body: a status for each of the next payloads; those that
                                                                           are OK follow as UCX messages
@@ -69,6 +70,7 @@ class FrameKind(IntEnum):
     FETCH = 14
     GROUP = 15
     PUSH = 16
+    CONTROL = 17
 
 
 class BadFrame(InvalidRequest):

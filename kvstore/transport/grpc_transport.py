@@ -36,7 +36,10 @@ class GrpcTransport:
     async def stub(self, peer: Peer) -> StoreStub:
         return StoreStub(self._channels.get(peer.address))
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        return None
+
+    def arena(self, peer: Peer) -> MappedArena | None:
         return None
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:

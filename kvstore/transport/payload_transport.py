@@ -83,15 +83,19 @@ class PayloadTransport(Protocol):
         """The node's control plane by the shortest way that goes with this transport. Never raises for a peer."""
         ...
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
-        """The node's host arena, mapped here; None when this transport, or this node, offers none. Never raises for a peer."""
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        """The same, if it is there already and can ask without waiting; else None."""
+        ...
+
+    def arena(self, peer: Peer) -> MappedArena | None:
+        """The node's host arena, if it is mapped here."""
         ...
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
         """Send every payload, each to its reservation; return the write tokens that the node refused.
 
-        Returns when the node has taken the bytes; they are durable only after the commit. Raises a LarderError when the node could
-        not be reached or did not finish within `timeout`: then nothing is known about any of them.
+        Returns when the node has taken the bytes; they are durable only after the commit, which is for this transport's stub. Raises a
+        LarderError when the node could not be reached or did not finish within `timeout`: then nothing is known about any of them.
         """
         ...
 

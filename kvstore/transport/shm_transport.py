@@ -36,7 +36,7 @@ class ShmTransport:
     """
 
     def __init__(self, pool: StreamPool, channels: ChannelPool, address: str, arena: SharedArena, lifeline: Stream) -> None:
-        self._streams = StreamTransport(pool, channels, address)
+        self._streams = StreamTransport(pool, channels, address, places=arena.writable)
         self._arena: SharedArena | None = arena
         self._lifeline = lifeline
         asyncio.get_running_loop().add_reader(lifeline.sock, self._lifeline_moved)
@@ -55,33 +55,38 @@ class ShmTransport:
     async def stub(self, peer: Peer) -> StoreStub:
         return await self._streams.stub(peer)
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        return self._streams.stub_now(peer)
+
+    def arena(self, peer: Peer) -> MappedArena | None:
         return self._mapped()
 
+    @property
+    def ended(self) -> bool:
+        """The node has. Use another transport."""
+        return self._arena is None
+
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
-        """In place if the node allows it: one copy, then a word to the node that it is there."""
+        """In place if the node allows it: one copy. That it is there the commit says."""
         arena = self._mapped()
         if arena is None:
             raise DoorClosed(f"{peer.node_id} has ended")
         if not arena.writable:
             return await self._streams.write(peer, writes, timeout=timeout)
-        placed: list[PayloadWrite] = []
+        late: set[WriteToken] = set()
         for write in writes:
             # A late writer would write into what is another block's by then: the clock is looked at before every payload.
             if time.monotonic_ns() >= write.end_by:
-                continue
-            if write.in_place:
+                done = False
+            elif write.in_place:
                 done = True
             elif len(write.payload) <= INLINE_COPY_BYTES:
                 done = arena.put(write.arena_offset, write.payload)
             else:
                 done = await asyncio.to_thread(arena.put, write.arena_offset, write.payload)
-            if done:
-                placed.append(write)
-        late = frozenset(write.write_token for write in writes) - {write.write_token for write in placed}
-        if not placed:
-            return late
-        return late | await self._streams.request_write(peer, FrameKind.PLACED, placed, timeout=timeout)
+            if not done:
+                late.add(write.write_token)
+        return frozenset(late)
 
     def read(
         self,

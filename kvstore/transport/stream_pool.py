@@ -82,6 +82,10 @@ class StreamPool:
             else:
                 self._idle.append((time.monotonic(), connection))
 
+    async def take(self, *, timeout: Nanos) -> Connection:
+        """One for good: the caller closes it. Raises as `connection`."""
+        return self._take_idle() or await self.dial(timeout=timeout)
+
     def close(self) -> None:
         self._closed = True
         while self._idle:

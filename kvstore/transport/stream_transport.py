@@ -37,28 +37,27 @@ from kvstore.units import Nanos, to_milliseconds, to_seconds
 class StreamTransport:
     """A PayloadTransport to one node, through one door of it."""
 
-    def __init__(self, pool: StreamPool, channels: ChannelPool, address: str) -> None:
+    def __init__(self, pool: StreamPool, channels: ChannelPool, address: str, *, places: bool = False) -> None:
+        """`places`: see StreamStub."""
         self._pool = pool
-        self._stub = StreamStub(channels.get(address), pool)
+        self._stub = StreamStub(channels.get(address), pool, places=places)
 
     async def stub(self, peer: Peer) -> StoreStub:
         return self._stub
 
-    async def arena(self, peer: Peer) -> MappedArena | None:
+    def stub_now(self, peer: Peer) -> StoreStub | None:
+        return self._stub
+
+    def arena(self, peer: Peer) -> MappedArena | None:
         return None
 
     async def write(self, peer: Peer, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
-        return await self.request_write(peer, FrameKind.WRITE, writes, timeout=timeout)
-
-    async def request_write(self, peer: Peer, kind: FrameKind, writes: Sequence[PayloadWrite], *, timeout: Nanos) -> frozenset[WriteToken]:
-        """WRITE sends the payloads; PLACED says that they are in the arena already."""
         body = pack_write_body([WriteItem(write.write_token, len(write.payload), write.ticket.expires_at) for write in writes])
-        payloads = [write.payload for write in writes] if kind is FrameKind.WRITE else []
         try:
             async with asyncio.timeout(to_seconds(timeout)):
                 async with self._pool.connection(timeout=timeout) as connection:
-                    request = request_frames(connection, kind, body, [write.ticket for write in writes])
-                    await connection.stream.send([*request, *payloads], idle=timeout)
+                    request = request_frames(connection, FrameKind.WRITE, body, [write.ticket for write in writes])
+                    await connection.stream.send([*request, *[write.payload for write in writes]], idle=timeout)
                     return await receive_refused(connection.stream, idle=timeout)
         except (TimeoutError, StoodStill):
             raise DeadlinePassed(f"{peer.node_id} did not take the bytes within {to_milliseconds(timeout):.0f} ms") from None
@@ -99,6 +98,7 @@ class StreamTransport:
             raise Unavailable(f"{peer.node_id}: {error}") from None
 
     async def close(self) -> None:
+        self._stub.close()
         self._pool.close()
 
 

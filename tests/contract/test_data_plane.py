@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import BlockPut, PayloadMaker, PutOutcome, StoreClient
+from kvstore.codec.checksum import payload_checksum
+from kvstore.core.events import CommitStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import CodecFailure
 from kvstore.node.config import ShmAccess
@@ -280,7 +282,10 @@ def test_a_writer_whose_reservation_is_over_writes_nothing(run: Any, serving: An
             assert bytes(store.server.host.view(grant.arena_offset, MIB)) == bytes(MIB), "nothing was touched"
             await eventually(lambda: store.server.status().reservations == 0)
             over = dataclasses.replace(late, end_by=Nanos(1 << 62))
-            assert await nodes.write("node-a", [over]) == {grant.write_token}, "the node knows that it is over, whatever the writer thinks"
+            await nodes.write("node-a", [over])
+            items = [(grant.write_token, payload_checksum(over.payload))]
+            statuses = await nodes.call("node-a", lambda stub: stub.commit(items, timeout=seconds(5)))
+            assert statuses == [CommitStatus.EXPIRED], "the node knows that it is over, whatever the writer thinks"
 
     run(test())
 

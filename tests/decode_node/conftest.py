@@ -35,6 +35,11 @@ def compute_cluster() -> ModuleType:
     return _sibling("compute_cluster")
 
 
+@pytest.fixture(scope="session")
+def session_kitchen(compute_cluster: ModuleType) -> ModuleType:
+    return _sibling("session_kitchen")
+
+
 @pytest.fixture
 def cluster(compute_cluster: ModuleType, tiny_folder: Path) -> Callable[..., Any]:
     """`async with cluster(stores=3) as c:`"""

@@ -62,6 +62,29 @@ def test_a_successor_that_finds_nothing_computes_equal_tokens(cluster: Callable[
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_successor_computes_what_no_replica_has_any_more(cluster: Callable[..., Any], seed: int, dtype: str) -> None:
+    async def main() -> None:
+        async with cluster(stores=2) as c:
+            c.dtype = dtype
+            first, second = await c.add("decode-1", Role.DECODE), await c.add("decode-2", Role.DECODE)
+            prompt = [random.Random(seed + 4).randrange(3, 500) for _ in range(45)]
+            whole = await c.generate(first, c.call(prompt, max_tokens=ANSWER, sampling=SAMPLED, namespace="whole"))
+            have = whole.tokens[: ANSWER - 3]
+            for lost in (2, 6):  # of the prompt, of the answer
+                namespace = f"without {lost}"
+                await c.generate(first, c.call(prompt, max_tokens=ANSWER, sampling=SAMPLED, namespace=namespace), cut_after=len(have))
+                await first.publisher.flush(timeout=10**10)
+                refs = first.chain(namespace, [*prompt, *have])
+                assert await first.store.delete(first.key_space(namespace), [refs[lost]]) == 1
+                rest = await c.generate(second, c.call(prompt, generated=have, max_tokens=ANSWER, sampling=SAMPLED, namespace=namespace))
+                assert rest.loaded is not None
+                assert rest.loaded.store_blocks == lost
+                assert have + rest.tokens == whole.tokens
+
+    asyncio.run(main())
+
+
 def test_a_long_prompt_prefilled_elsewhere_survives_several_failovers(cluster: Callable[..., Any], seed: int) -> None:
     async def main() -> None:
         async with cluster(stores=3) as c:

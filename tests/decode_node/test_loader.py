@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -288,5 +289,30 @@ def test_a_slow_load_gives_signs_of_life(cluster: Callable[..., Any], seed: int)
                     if beats == 2:
                         gate.set()
             assert beats >= 2
+
+    asyncio.run(main())
+
+
+def test_a_step_that_takes_long_leaves_room_for_signs_of_life(cluster: Callable[..., Any], seed: int) -> None:
+    """The engine computes in a thread of its own, and its kernels without the GIL: a slow node is not taken for a frozen one."""
+
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            node = await c.add("decode-1", Role.DECODE)
+            over = threading.Event()
+            run_rows = node.engine._runner.run_rows
+
+            def slow(spans: Any) -> Any:
+                over.wait(60)
+                return run_rows(spans)
+
+            node.engine._runner.run_rows = slow
+            beats = 0
+            async with aclosing(c.session(node, c.call(random_prompt(seed, 10), max_tokens=3)).events()) as events:
+                async for event in events:
+                    beats += isinstance(event, Heartbeat)
+                    if beats == 3:
+                        over.set()
+            assert beats >= 3
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kvstore.admin import commands
+from kvstore.admin import commands, upkeep
 from kvstore.admin.cluster_access import ClusterAccess
 from kvstore.admin.local_cluster import LocalCluster
 from kvstore.admin.stream_client import Stream
@@ -166,6 +166,35 @@ def test_every_process_serves_metrics_under_our_names(cluster: LocalCluster) -> 
     for process in cluster.processes.values():
         text = httpx.get(f"http://{process.addresses['metrics']}/metrics", timeout=5, trust_env=False).text
         assert wanted[process.role] in text, process.name
+
+
+def test_a_drain_moves_the_streams_of_a_decode_node_and_they_do_not_show_it(cluster: LocalCluster, connect: Any) -> None:
+    """What `kvctl drain` calls, under several streams. The last test of this cluster: decode-1 stays drained."""
+    samplings: list[dict[str, object]] = [{"temperature": 0}, {"temperature": 0.9, "top_p": 0.95, "seed": 11}] * 2
+    texts = [f"{TEXT} And {number} times?" for number in range(len(samplings))]
+
+    async def ask() -> tuple[list[Stream], list[Stream]]:
+        async with connect(cluster) as client:
+            halfway = asyncio.Event()
+
+            def tell(stream: Stream) -> None:
+                if len(stream.token_ids) >= 40:
+                    halfway.set()
+
+            def all_streams(tokens: int, **more: Any) -> Any:
+                asked = zip(texts, samplings, strict=True)
+                return asyncio.gather(*(client.stream(text, max_tokens=tokens, **more, **sampling) for text, sampling in asked))
+
+            moved = asyncio.ensure_future(all_streams(400, on_token=tell))
+            await asyncio.wait((moved, asyncio.ensure_future(halfway.wait())), return_when=asyncio.FIRST_COMPLETED)
+            await upkeep.drain(access_of(cluster), "decode-1", wait=True, on_progress=lambda *_: None)
+            return await moved, await all_streams(400)
+
+    moved, undisturbed = asyncio.run(ask())
+    assert [stream.token_ids for stream in moved] == [stream.token_ids for stream in undisturbed]
+    assert sum(stream.larder["failovers"] for stream in moved) == 0
+    assert sum(stream.larder["moves"] for stream in moved) >= 1
+    assert all(stream.larder["decode_nodes"] == ["decode-1", "decode-2"] for stream in moved if stream.larder["moves"])
 
 
 def test_without_any_store_node_requests_succeed_and_health_says_so(start_cluster: Callable[..., LocalCluster], connect: Any) -> None:

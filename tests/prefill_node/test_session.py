@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import random
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
@@ -134,6 +135,44 @@ def test_prompts_at_once_are_all_published(cluster: Callable[..., Any], idle: Ca
             for steps, prompt in zip(await asyncio.gather(*(c.prefill(node, prompt) for prompt in prompts)), prompts, strict=True):
                 assert last(steps)[1:] == (len(prompt) // 8, len(prompt) // 8, False)
             await idle(node)
+
+    asyncio.run(main())
+
+
+def test_a_prompt_that_gave_its_blocks_up_takes_the_published_ones_from_the_store(
+    cluster: Callable[..., Any], idle: Callable[..., Any], seed: int
+) -> None:
+    async def main() -> None:
+        async with cluster(stores=2) as c:
+            roomy, small = await c.add("prefill-1", Role.PREFILL), await c.add("prefill-2", Role.PREFILL, pool_blocks=20)
+            # Somebody else has computed the first half of each.
+            prompts = [random_prompt(seed + number, 110) for number in range(3)]
+            for prompt in prompts:
+                await c.prefill(roomy, prompt[:80])
+            resume, submit, run_chunks = small.engine.resume, small.engine.submit, small.engine._runner.run_chunks
+            came_back: list[int] = []
+            submitted = threading.Semaphore(0)
+
+            def counted_submit(*arguments: Any) -> None:
+                submit(*arguments)
+                submitted.release()
+
+            def once_all_wait(spans: Any) -> None:
+                small.engine._runner.run_chunks = run_chunks
+                for _ in prompts:
+                    assert submitted.acquire(timeout=60)
+                run_chunks(spans)
+
+            def counted(request_id: str, pinned: Any) -> None:
+                came_back.append(len(pinned.block_ids))
+                resume(request_id, pinned)
+
+            small.engine.resume, small.engine.submit = counted, counted_submit
+            small.engine._runner.run_chunks = once_all_wait
+            ends = await asyncio.gather(*(c.prefill(small, prompt) for prompt in prompts))
+            assert all(last(steps)[1:] == (13, 13, False) for steps in ends)
+            assert came_back[-1] == 10, "the last one has the pool for itself"
+            await idle(small)
 
     asyncio.run(main())
 

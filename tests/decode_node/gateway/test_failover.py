@@ -9,6 +9,7 @@ import random
 import signal
 import sys
 import time
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -426,36 +427,75 @@ def test_a_stream_that_cannot_move_stays_until_it_is_cut(serving, trouble) -> No
     serving(scenario, decode_nodes=1 if trouble == "no successor" else 2, limits={"failures_in_a_row": 50})
 
 
+@asynccontextmanager
+async def streaming_from_a_process(kitchen, oracle_script, environment):
+    """(process, stream) of a decode node in a process of its own, five tokens into the answer."""
+    process = await asyncio.create_subprocess_exec(sys.executable, str(oracle_script), stdout=asyncio.subprocess.PIPE, env=environment)
+    try:
+        assert process.stdout is not None
+        address = (await process.stdout.readline()).decode().strip()
+        kitchen.extra_members.append(Member(node_id=NodeId("a-process"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=address))
+        kitchen.refresh_view()
+        await kitchen.until(lambda: len(kitchen.service.fleet.decode_candidates(kitchen.service.fleet.served.identity)) == 2, "polled")
+        stream = asyncio.ensure_future(streamed(kitchen))
+        await kitchen.until(lambda: tokens_so_far(kitchen) >= 5, "five tokens")
+        (session,) = kitchen.service.sessions
+        assert session.decode_node == "a-process"
+        yield process, stream
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+def tokens_so_far(kitchen) -> int:
+    return max((len(session.transcript.generated_token_ids) for session in kitchen.service.sessions), default=0)
+
+
 @pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_is_killed_or_stopped_by_a_signal(serving, oracle_script, subprocess_environment, blow) -> None:
     async def scenario(kitchen) -> None:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, str(oracle_script), stdout=asyncio.subprocess.PIPE, env=subprocess_environment
-        )
-        try:
-            assert process.stdout is not None
-            address = (await process.stdout.readline()).decode().strip()
-            kitchen.extra_members.append(
-                Member(node_id=NodeId("a-process"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=address)
-            )
-            kitchen.refresh_view()
-            await kitchen.until(lambda: len(kitchen.service.fleet.decode_candidates(kitchen.service.fleet.served.identity)) == 2, "polled")
-            started = time.monotonic()
-            stream = asyncio.ensure_future(streamed(kitchen))
-            await kitchen.until(
-                lambda: any(len(session.transcript.generated_token_ids) >= 5 for session in kitchen.service.sessions), "five tokens"
-            )
-            (session,) = kitchen.service.sessions
-            assert session.decode_node == "a-process"
+        async with streaming_from_a_process(kitchen, oracle_script, subprocess_environment) as (process, stream):
             process.send_signal(blow)
             text, _, _, usage = await stream
             assert text == kitchen.expected_text("tell me", 1, 30)
             assert usage["larder"]["decode_nodes"] == ["a-process", "decode-0"]
-            assert usage["larder"]["max_gap_ms"] < (1_500 if blow == signal.SIGSTOP else 300)
-            assert time.monotonic() - started < 10
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
+            # The kernel says at once that a process is dead; that it stands still, only its silence says.
+            dead = blow == signal.SIGKILL
+            assert kitchen.counted("larder_failovers_total", reason="error" if dead else "silent") == 1
+            assert dead or usage["larder"]["notice_ms"] >= 500
+            assert usage["larder"]["takeover_ms"] > 0
 
     serving(scenario, decode_nodes=1)
+
+
+def test_a_process_that_hardly_gets_to_run_is_not_taken_for_a_frozen_one(serving, oracle_script, subprocess_environment) -> None:
+    async def scenario(kitchen) -> None:
+        async with streaming_from_a_process(kitchen, oracle_script, subprocess_environment) as (process, stream):
+            while (tokens := tokens_so_far(kitchen)) and tokens < 15:
+                process.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(0.2)  # of the 0.5 s that it may be silent
+                process.send_signal(signal.SIGCONT)
+                await kitchen.until(lambda tokens=tokens: tokens_so_far(kitchen) != tokens, "it goes on")
+            text, _, _, usage = await stream
+            assert text == kitchen.expected_text("tell me", 1, 30)
+            assert usage["larder"]["decode_nodes"] == ["a-process"]
+
+    serving(scenario, decode_nodes=1)
+
+
+def test_a_silent_node_gets_nothing_before_it_answers_a_poll(serving) -> None:
+    """Its streams have gone, so it would look like the least busy one."""
+
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, 12, lambda node: node.freeze())
+        _, _, _, usage = await streamed(kitchen)
+        frozen, other = usage["larder"]["decode_nodes"]
+        (tracked,) = [node for name, node in kitchen.service.fleet.decode.nodes.items() if name == frozen]
+        tracked._excluded_until = 0  # the pause that any failure brings is over
+        later = [(await kitchen.complete()).json()["usage"]["larder"]["decode_nodes"] for _ in range(3)]
+        assert later == [[other]] * 3
+        next(node for node in kitchen.decode if node.node_id == frozen).thaw()
+        await kitchen.until(lambda: tracked.answers, "it answers polls again")
+
+    serving(scenario, timeouts={"poll": seconds(20)})

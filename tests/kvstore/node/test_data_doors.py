@@ -15,6 +15,7 @@ from kvstore.core.events import ReadStatus
 from kvstore.ids import BOOT_ID_BYTES
 from kvstore.node import data_connection
 from kvstore.node.config import ShmAccess
+from kvstore.transport.control_frames import MAX_CONTROL_BYTES, pack_commit
 from kvstore.transport.frames import (
     HEADER_BYTES,
     MAX_BODY_BYTES,
@@ -31,6 +32,7 @@ from kvstore.transport.ucx_worker import open_worker, ucx_obstacle
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
 
 PAYLOAD_BYTES = 20_000
+CONTROL = Header(FrameKind.CONTROL, 0, 0).pack()
 
 
 class RawClient:
@@ -192,6 +194,16 @@ def test_a_ticket_covers_no_block_outside_its_lease_and_ends_with_its_time(servi
         (Header(FrameKind.READ, 0, 200).pack() + bytes(200), "bad_length"),
         (Header(FrameKind.WRITE, 0, 200).pack() + b"\xff" * 200, "bad_length"),
         (Header(FrameKind.ARENA, 0, 0).pack(), "garbage"),
+        (Header(FrameKind.ACQUIRE, 0, 0).pack(), "garbage"),
+        (Header(FrameKind.CONTROL, 0, 1).pack(), "bad_length"),
+        (CONTROL + b"GET / HTTP/1.1\r\nHost: larder\r\n\r\n", "garbage"),
+        (CONTROL + Header(FrameKind.ACQUIRE, 1, MAX_CONTROL_BYTES + 1).pack(), "bad_length"),
+        (CONTROL + Header(FrameKind.ACQUIRE, 1, 50).pack() + b"\xff" * 50, "bad_length"),
+        (CONTROL + Header(FrameKind.RESERVE, 1, 50).pack() + bytes(50), "bad_length"),
+        (CONTROL + Header(FrameKind.COMMIT, 1, 3).pack() + bytes(3), "bad_length"),
+        (CONTROL + Header(FrameKind.RELEASE, 2, 0).pack(), "replay"),
+        (CONTROL + Header(FrameKind.PLACED, 1, 4).pack() + bytes(4), "garbage"),
+        (CONTROL + Header(FrameKind.READ, 1, 100).pack() + bytes(100), "garbage"),
         (Header(FrameKind.PAYLOAD, 0, 0).pack(), "garbage"),
         (Header(FrameKind.READ, 7, 200).pack(), "replay"),
         (Header(FrameKind.UCX, 0, 5).pack(), "bad_length"),
@@ -270,7 +282,10 @@ def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch):
             halfway = await connect()
             await halfway.send(Header(FrameKind.READ, 0, 500).pack() + b"half")
             assert await halfway.closed()
-            assert _refused(server) == {"half_open": 1, "stood_still": 1}
+            control = await connect()
+            await control.send(CONTROL + Header(FrameKind.ACQUIRE, 1, 500).pack() + b"half")
+            assert await control.closed()
+            assert _refused(server) == {"half_open": 1, "stood_still": 2}
             assert server.status().data_connections["tcp"] == 0
 
     asyncio.run(test())
@@ -348,10 +363,10 @@ def test_a_sealed_arena_cannot_be_written_by_anybody_else_and_nobody_may_say_tha
             with pytest.raises(PermissionError):  # not even through another descriptor of the same memory
                 os.pwrite(os.open(f"/proc/self/fd/{fds[0]}", os.O_RDWR), b"x", 0)
             os.close(fds[0])
-            ticket = Ticket.from_bytes(grant.ticket)
-            body = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, ticket.expires_at)])
-            await local.send(local.request(FrameKind.PLACED, body, [ticket]))
+            placed = pack_commit([(grant.write_token, 1)])
+            await local.send(Header(FrameKind.CONTROL, 1, 0).pack() + Header(FrameKind.PLACED, 2, len(placed)).pack() + placed)
             assert await local.closed()
+            assert _refused(server) == {"garbage": 1}
 
     asyncio.run(test())
 

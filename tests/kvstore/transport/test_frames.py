@@ -8,19 +8,21 @@ from typing import Any
 
 import pytest
 
-from kvstore.core.events import ReserveItem
-from kvstore.core.extent import Tier
-from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
+from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
+from kvstore.core.extent import Extent, Tier
+from kvstore.ids import BlockHash, BlockRef, Generation, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
+from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant
 from kvstore.transport.control_frames import (
     AcquireBody,
-    AcquiredBody,
-    AcquiredCopy,
-    PackedGrant,
     ReleaseBody,
     ReserveBody,
+    pack_acquired,
     pack_commit,
+    pack_committed,
     pack_grants,
+    unpack_acquired,
     unpack_commit,
+    unpack_committed,
     unpack_grants,
 )
 from kvstore.transport.frames import (
@@ -36,13 +38,16 @@ from kvstore.transport.frames import (
     unpack_write_body,
 )
 from kvstore.transport.ticket import NO_TICKET, TICKET_BYTES, Ticket, TicketOffice, proof_of, same_proof
-from kvstore.units import Nanos, milliseconds, seconds
+from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 SPACE = KeySpace(Namespace("acme/ünïcode"), LayoutFingerprint(b"L" * 32))
 HASHES = tuple(BlockHash(bytes([number]) * 32) for number in range(3))
 REFS = tuple(BlockRef(digest, BlockHash(b"p" * 32), StripeId(HASHES[0]), number) for number, digest in enumerate(HASHES))
-COPIES = (AcquiredCopy(9, 1 << 63, Tier.HOST, 0), None, AcquiredCopy(9, 5, Tier.SSD, None))
 TICKET = Ticket(seconds(5), b"s" * 32)
+PLACE = Extent(Tier.HOST, 0, 4096, (1 << 32) - 1, Generation(1))
+ACQUIRED = (AcquiredBlock((1 << 32) - 1, 1 << 63, Tier.HOST, PLACE), None, AcquiredBlock(9, 5, Tier.SSD, None))
+COPIES = (FoundCopy(Bytes((1 << 32) - 1), 1 << 63, Tier.HOST, 4096), None, FoundCopy(Bytes(9), 5, Tier.SSD, None))
+GRANTS = (ReserveGrant(ReserveStatus.GRANTED, WriteToken(1 << 63), PLACE), ReserveGrant(ReserveStatus.NO_ROOM))
 
 BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     (body.pack(), type(body).unpack, body)
@@ -50,9 +55,6 @@ BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
         ReadBody(LeaseId(1 << 63), seconds(9), SPACE, HASHES),
         AcquireBody(SPACE, milliseconds(1500), REFS),
         AcquireBody(SPACE, None, ()),
-        AcquiredBody(
-            LeaseId(7), seconds(10), TICKET.to_bytes(), (AcquiredCopy(9, 1 << 63, Tier.HOST, 0), None, AcquiredCopy(9, 5, Tier.SSD, None))
-        ),
         ReleaseBody(LeaseId(7), SPACE, ()),
         ReleaseBody(LeaseId(7), SPACE, HASHES),
         ReserveBody(SPACE, tuple(ReserveItem(ref, 1 << 40, ttl) for ref in REFS for ttl in (None, Nanos(0), Nanos(5)))),
@@ -61,10 +63,24 @@ BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
 BODIES += [
     (pack_commit([(WriteToken(3), 1 << 63)]), unpack_commit, [(WriteToken(3), 1 << 63)]),
     (
-        pack_grants([PackedGrant(1, WriteToken(3), 4096, TICKET.to_bytes())], ttl=seconds(30)),
-        unpack_grants,
-        (seconds(30), [PackedGrant(1, WriteToken(3), 4096, TICKET.to_bytes())]),
+        pack_acquired(LeaseId(7), seconds(10), TICKET.to_bytes(), ACQUIRED),
+        unpack_acquired,
+        Acquired(LeaseId(7), seconds(10), COPIES, TICKET.to_bytes()),
     ),
+    (
+        pack_grants(GRANTS, ttl=seconds(30), tickets=(TICKET.to_bytes(), b"")),
+        unpack_grants,
+        [
+            Grant(ReserveStatus.GRANTED, WriteToken(1 << 63), 4096, TICKET.to_bytes(), seconds(30)),
+            Grant(ReserveStatus.NO_ROOM, WriteToken(0), 0, bytes(TICKET_BYTES), seconds(30)),
+        ],
+    ),
+    (
+        pack_grants(GRANTS[:1], ttl=seconds(30), tickets=()),
+        unpack_grants,
+        [Grant(ReserveStatus.GRANTED, WriteToken(1 << 63), 4096, b"", seconds(30))],
+    ),
+    (pack_committed([CommitStatus.STORED, CommitStatus.EXPIRED]), unpack_committed, [CommitStatus.STORED, CommitStatus.EXPIRED]),
     (pack_tokens([WriteToken(3), WriteToken(4)]), unpack_tokens, {WriteToken(3), WriteToken(4)}),
 ]
 
@@ -81,7 +97,7 @@ def test_a_body_cut_short_or_with_more_behind_it_is_refused(packed: bytes, unpac
             unpack(packed[:end])
         except BadFrame:
             continue
-        assert unpack is unpack_tokens, f"{end} of {len(packed)} bytes were taken for a whole body"
+        assert unpack in (unpack_tokens, unpack_committed), f"{end} of {len(packed)} bytes were taken for a whole body"
     with pytest.raises(BadFrame):
         unpack(packed + b"\0")
 
