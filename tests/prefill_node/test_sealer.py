@@ -83,7 +83,7 @@ def test_a_block_that_cannot_be_encoded_is_counted_and_stays_unpublished(seed: i
             array = block(seed)
             array[1, 1, 1, 7, 15] = poison
             raw = array.copy()
-            sealer.seal(REF, array, 8, "r")
+            sealer.seal(REF, array, 8, "r", behind_recoded=False)
             assert await publisher.flush(timeout=seconds(5))
             np.testing.assert_array_equal(array, raw)
             assert counted.get() == before + 1
@@ -99,7 +99,7 @@ def test_a_block_sealed_after_its_request_is_canonical_and_unpublished(seed: int
             sealer.open("r", KEY_SPACE)
             sealer.close("r")
             array, raw = block(seed), block(seed)
-            sealer.seal(REF, array, 8, "r")
+            sealer.seal(REF, array, 8, "r", behind_recoded=False)
             assert await publisher.flush(timeout=seconds(5))
             assert not np.array_equal(array, raw)
             assert shelf.payloads == []
