@@ -7,7 +7,7 @@ import asyncio
 import dataclasses
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +90,8 @@ class InProcessDecode:
     def __init__(self, cluster: Cluster, node: ComputeNode, killer: Killer) -> None:
         self._cluster, self._node, self._killer = cluster, node, killer
         self.arrivals: dict[str, Arrival] = {}
+        self.preparing: Callable[[Sequence[int]], Awaitable[None]] | None = None
+        """Awaited when a prefix of these tokens has been loaded, before that is said."""
         self._steps = 0
         self._submitted: dict[str, int] = {}
         self._first_tokens: dict[str, int] = {}
@@ -161,6 +163,8 @@ class InProcessDecode:
         loader = self._cluster.loaders[self._node.config.node_id]
         loaded = await loader.load(namespace, tuple(token_ids), continuation=True)
         self._node.engine.release(loaded.pinned)
+        if self.preparing is not None:
+            await self.preparing(token_ids)
         return loaded.local_blocks + loaded.store_blocks
 
     async def close(self) -> None:

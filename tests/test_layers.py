@@ -40,10 +40,11 @@ ONLY_IN = {
     "ucxx": ("kvstore/transport/ucx_worker.py",),
     "typer": ("kvstore/admin/",),
     "rich": ("kvstore/admin/",),
-    "torch": ("prefill_node/", "decode_node/", "kvstore/codec/torch_codec.py", "kvstore/tiers/gpu.py"),
+    "torch": ("prefill_node/", "decode_node/", "kvstore/codec/torch_codec.py", "kvstore/codec/triton_kernels.py", "kvstore/tiers/gpu.py"),
     "transformers": ("prefill_node/", "decode_node/"),
     "numba": ("kvstore/codec/", "prefill_node/engine/"),
     "llvmlite": ("prefill_node/engine/", "kvstore/codec/"),
+    "triton": ("kvstore/codec/triton_kernels.py",),
 }
 """Package -> the only files (a part of their path) that may import it."""
 

@@ -48,17 +48,23 @@ def own_servers(folder: Path, *, store_nodes: int, peer_redis: bool, ssd: bool =
             limit_memory(peer_url, NODE_CAPACITY)
         nodes = []
         for number in range(1, store_nodes + 1):
-            settings: dict[str, object] = {"node_id": f"bench-{number}", "zone": f"zone-{number}", "redis_url": members.url}
             capacity = NODE_CAPACITY_BEFORE_SSD if ssd else NODE_CAPACITY
-            settings |= {"host_capacity": f"{capacity // MIB}MiB", "log_level": "warning", "drain_deadline": "0s"}
+            settings: dict[str, object] = {"host_capacity": f"{capacity // MIB}MiB"}
             if ssd:
                 settings |= {"ssd_path": str(folder / f"bench-{number}.ssd"), "demote_above": 0.0}
-            node = LocalProcess(name=f"bench-{number}", role="store", module="kvstore.node", settings=settings, folder=folder)
+            node = bench_store(number, redis_url=members.url, folder=folder, **settings)
             running.callback(node.kill)
             node.start()
             nodes.append(node)
         wait_until_ready(nodes, timeout=_START_TIMEOUT, on_ready=lambda _: None)
         yield Servers(members.url, peer_url, str(folder))
+
+
+def bench_store(number: int, *, redis_url: str, folder: Path, **settings: object) -> LocalProcess:
+    """A store node in a zone of its own, not started yet; its name is its node id."""
+    name = f"bench-{number}"
+    known = {"node_id": name, "zone": f"zone-{number}", "redis_url": redis_url, "log_level": "warning", "drain_deadline": "0s"}
+    return LocalProcess(name=name, role="store", module="kvstore.node", settings=known | settings, folder=folder)
 
 
 def run_all(servers: Servers, measurements: Sequence[Measurement], *, rounds: int, tell: Tell) -> list[Row]:

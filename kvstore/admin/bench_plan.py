@@ -38,6 +38,8 @@ class Measurement:
     """Gets over shm use the bytes where they lie instead of copying them."""
     verify: bool
     """Gets over shm compare the checksum."""
+    streams: int = 1
+    """Connections over which a client reads a large batch at once."""
     ssd: bool = False
     """The nodes have a small host tier before an SSD, so that gets come from there."""
 

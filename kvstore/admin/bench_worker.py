@@ -174,6 +174,7 @@ async def main() -> None:
             config = ClientConfig(
                 transports=(kind,),
                 verify_mapped=measurement.verify,
+                read_streams=measurement.streams,
                 rpc_timeout=seconds(10),
                 read_idle_timeout=seconds(10),
                 lease_ttl=seconds(40),

@@ -41,6 +41,7 @@ def codec_report(
     calibration: Annotated[Path | None, typer.Option(help="Tables of `kvctl calibrate`; without them rung klt is left out.")] = None,
     rung: Annotated[list[str] | None, typer.Option(help="A rung to judge, klt with its step: klt:4. Repeat it for more.")] = None,
     scored_tokens: Annotated[int, typer.Option(min=1, help="Over all texts.")] = quality_commands.SCORED_TOKENS,
+    resume: Annotated[Path | None, typer.Option(help="Keep judged windows in this file, and go on from those it has.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a rate-distortion plot here (.png, .svg, .pdf).")] = None,
     threads: ThreadsOption = 1,
     as_json: JsonOption = False,
@@ -56,6 +57,7 @@ def codec_report(
             cache_dir=cache_dir_from_environment() or default_cache_dir(),
             options=options,
             progress=advance,
+            resume=resume,
         )
     if plot is not None:
         quality_plot.write_plot(record["rows"], plot)

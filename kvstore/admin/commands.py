@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, gateway_health, reachable, read_view, tokenize
+from kvstore.admin.cluster_access import ClusterAccess, Prompt, ask_each, channels, gateway_health, reachable, read_view, tokenize
 from kvstore.admin.upkeep import repair_summary
-from kvstore.core.placement import place
+from kvstore.core.placement import place, reading_places
 from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, Role, View
 from kvstore.errors import InvalidRequest, LarderError
 from kvstore.ids import NodeId
@@ -65,6 +65,7 @@ async def status(access: ClusterAccess) -> Record:
         "epoch": view.epoch,
         "gateway": gateway,
         "repair": repair_summary(store_records),
+        "hot_stripes": len(view.hot),
         "stores": store_records,
         "engines": [_answer_record(member, answer) for member, answer in [*prefills, *decodes]],
     }
@@ -86,8 +87,10 @@ async def locate(access: ClusterAccess, source: Mapping[str, Any], *, replicas: 
             for member, answer in answers
             if not isinstance(answer, LarderError) and answer[number].tiers
         ]
-        owners = list(place(ref.stripe, view, replicas=replicas))
-        blocks.append({"index": ref.index, "hash": ref.hash.hex(), "stripe": ref.stripe.hex(), "owners": owners, "copies": copies})
+        owners = place(ref.stripe, view, replicas=replicas)
+        extra = reading_places(ref.stripe, view, replicas=replicas)[len(owners) :]
+        places = {"owners": list(owners), "extra_replicas": list(extra)}
+        blocks.append({"index": ref.index, "hash": ref.hash.hex(), "stripe": ref.stripe.hex(), **places, "copies": copies})
     held = next((number for number, block in enumerate(blocks) if not block["copies"]), len(blocks))
     return {
         "namespace": prompt.key_space.namespace,
@@ -104,26 +107,38 @@ async def evict_all(access: ClusterAccess) -> Record:
 
 
 async def evict_namespace(access: ClusterAccess, namespace: str) -> Record:
+    if not namespace:
+        raise InvalidRequest("--namespace is empty; name one, or take --all for every namespace")
     return await _evict(access, lambda channel: AdminStub(channel).evict_namespace(namespace, timeout=seconds(5)))
 
 
 async def evict_prompt(access: ClusterAccess, text: str) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="evict")
     return await _evict(access, lambda channel: AdminStub(channel).evict_blocks(prompt.key_space, prompt.chain, timeout=seconds(5)))
 
 
 async def pin_prompt(access: ClusterAccess, text: str, *, hard: bool, ttl: Nanos) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="pin")
     return await _each_store(access, lambda stub: stub.pin(prompt.key_space, prompt.chain, hard=hard, ttl=ttl, timeout=seconds(5)))
 
 
 async def unpin_prompt(access: ClusterAccess, text: str) -> Record:
-    prompt = await tokenize(access, {"prompt": text})
+    prompt = await _blocks_of(access, text, to="unpin")
 
     async def unpin(stub: AdminStub) -> Record:
         return {"unpinned_blocks": await stub.unpin(prompt.key_space, prompt.chain, timeout=seconds(5))}
 
     return await _each_store(access, unpin)
+
+
+async def _blocks_of(access: ClusterAccess, text: str, *, to: str) -> Prompt:
+    """Raises InvalidRequest when there are none, which no node would notice."""
+    prompt = await tokenize(access, {"prompt": text})
+    if not prompt.chain:
+        raise InvalidRequest(
+            f"nothing to {to}: the prompt has {prompt.tokens} tokens, and no full block of {prompt.block_tokens}; tails are never stored"
+        )
+    return prompt
 
 
 async def quota(access: ClusterAccess, namespace: str) -> Record:

@@ -200,13 +200,17 @@ def repair(redis: RedisOption = None, as_json: JsonOption = False) -> None:
 def drain(
     node: Annotated[str, typer.Argument(help="Node id of a store, prefill or decode node.")],
     wait: Annotated[bool, typer.Option("--wait", help="Until it is safe to stop the node.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if it is the only active prefill or decode node.")] = False,
     redis: RedisOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Empty a node to the others, and say when it is safe to stop. A store node serves its blocks until then; the streams of a decode node
     move to another one, each when that one has its prefix."""
     with progress_bars() as advance:
-        record = _run(upkeep.drain(_access(redis, None, None), node, wait=wait, on_progress=lambda *step: advance(f"{node} drains", *step)))
+        work = upkeep.drain(
+            _access(redis, None, None), node, wait=wait, force=force, on_progress=lambda *step: advance(f"{node} drains", *step)
+        )
+        record = _run(work)
     show(record, as_json, upkeep_tables.drain_text(record))
 
 
@@ -249,7 +253,8 @@ def top(
 
 @app.command()
 def events(redis: RedisOption = None, as_json: JsonOption = False) -> None:
-    """Blocks that come to the store nodes and go, as it happens, a line each (with --json an object each). Ctrl-C ends it."""
+    """Blocks that come to the store nodes and go, as it happens, a line each (with --json an object each); also of stores that join
+    meanwhile. Ctrl-C ends it."""
     access = _access(redis, None, None)
 
     async def follow() -> None:

@@ -106,7 +106,7 @@ class LocalCluster:
     def decode_node_of_the_only_stream(self) -> str:
         """Asks the gateway, and blocks: to be called from inside a stream's callback, where a blow must fall at once. Raises Unavailable
         when there is not exactly one stream that has a node."""
-        answer = httpx.get(f"{self.gateway_url}/larder/sessions", timeout=5, trust_env=False).json()
+        answer = httpx.get(f"{self.gateway_url}/larder/sessions", timeout=30, trust_env=False).json()
         nodes = [session["decode_node"] for session in answer["sessions"] if session["decode_node"]]
         if len(nodes) != 1:
             raise Unavailable(f"the gateway lists {len(nodes)} running streams where there is one")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from rich.table import Table
 from typer.core import TyperGroup
 
 from kvstore.admin.core_bench import core_cost
+from kvstore.admin.kill_bench import KillPlan, run_kill
 from kvstore.admin.local_cluster import cache_dir_from_environment
 from kvstore.admin.pd_bench import Load, compare
 from kvstore.admin.pd_bench import save_plot as save_pd_plot
@@ -24,11 +26,11 @@ from kvstore.admin.replay import Row, optimum, replay
 from kvstore.admin.replay_plot import save_plot
 from kvstore.admin.seam_bench import PARTS, measure_seams
 from kvstore.admin.ssd_bench import STEPS, ssd_speed
-from kvstore.admin.terminal import JsonOption, err, out
+from kvstore.admin.terminal import JsonOption, err, out, progress_bars, show
 from kvstore.admin.trace import load_trace
 from kvstore.core.policies import PolicyName
 from kvstore.errors import ConfigError
-from kvstore.units import MIB
+from kvstore.units import MIB, parse_size
 
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([KMG]?)", re.IGNORECASE)
 _FACTOR = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9}
@@ -45,11 +47,12 @@ class BenchGroup(TyperGroup):
 
 bench = typer.Typer(
     cls=BenchGroup,
-    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine, failover.",
+    help="Measure puts and gets (put, get, mixed), or what the name says: core, placement, pd, engine, failover, kill.",
     no_args_is_help=True,
 )
 
 _LOAD = Load()
+_KILL = KillPlan()
 
 
 def replay_command(
@@ -156,6 +159,35 @@ def bench_pd(
     out.print(table)
 
 
+@bench.command("kill")
+def bench_kill(
+    nodes: Annotated[int, typer.Option(min=3, help="Store nodes at the start; one more joins at the end.")] = _KILL.nodes,
+    replicas: Annotated[int, typer.Option(min=2)] = _KILL.replicas,
+    total: Annotated[str, typer.Option("--bytes", help="Of blocks, each counted once: 512m, 2g.")] = "2g",
+    block: Annotated[str, typer.Option(help="Bytes of a block.")] = "368k",
+    ops: Annotated[float, typer.Option(min=0.1, help="Gets and puts a second, of a stripe each.")] = _KILL.ops_per_s,
+    calm: Annotated[float, typer.Option(min=1, help="Seconds before the kill, and after the repair.")] = _KILL.calm_s,
+    transport: Annotated[str, typer.Option(help="tcp, shm or grpc.")] = _KILL.transport,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill -9 one of the store nodes under a load that knows every byte, then have a fresh one join: failed reads, wrong bytes, latency,
+    time to full replication, bytes moved. Takes about two minutes, and four times BYTES of memory."""
+    plan = KillPlan(
+        nodes=nodes,
+        replicas=replicas,
+        total_bytes=parse_size(total),
+        block_bytes=parse_size(block),
+        ops_per_s=ops,
+        calm_s=calm,
+        transport=transport,
+    )
+    with tempfile.TemporaryDirectory(prefix="larder-bench-") as folder, progress_bars() as advance:
+        record = run_kill(plan, Path(folder), advance)
+    show(record, as_json, *_kill_parts(record))
+    if record["failed_reads"] or record["wrong_bytes"]:
+        raise typer.Exit(1)
+
+
 @bench.command("failover")
 def bench_failover(
     only: Annotated[str, typer.Option(help="Some of hits, failover, writes, with commas.")] = ",".join(PARTS),
@@ -243,6 +275,22 @@ def bench_placement(
         f"{cost.leave_moved:.4%} (least {cost.leave_least:.4%})",
     )
     out.print(table)
+
+
+def _kill_parts(record: Mapping[str, Any]) -> list[str | Table]:
+    titles = ("phase", "seconds", "reads", "failed", "wrong", "read p50 ms", "p99 ms", "puts", "degraded", "put p50 ms", "p99 ms")
+    table = Table(*titles, title="one store killed, one joined")
+    for row in record["phases"]:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+    repair, join = record["repair"], record["join"]
+    return [
+        table,
+        f"dead after {repair['dead_after_s']} s, first copy after {repair['first_copy_after_s']} s, all replicas again after "
+        f"{repair['whole_after_s']} s; {repair['sent_bytes'] / 1e6:,.0f} MB sent ({repair['lost_bytes'] / 1e6:,.0f} MB were lost) at "
+        f"{repair['mb_per_s']} MB/s",
+        f"join: {join['moved_bytes'] / 1e6:,.0f} MB moved, {join['least_bytes'] / 1e6:,.0f} MB fall to the new store "
+        f"(x {join['moved_over_least']:.3f}); in its place after {join['whole_after_s']} s",
+    ]
 
 
 def _replay_table(rows: list[Row]) -> Table:

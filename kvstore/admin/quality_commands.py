@@ -46,13 +46,17 @@ def codec_report(
     cache_dir: Path,
     options: Mapping[str, int],
     progress: Progress,
+    resume: Path | None = None,
 ) -> Record:
-    """Judge rungs on the texts; `rungs` empty: all those that the calibration, or its absence, allows."""
+    """Judge rungs on the texts; `rungs` empty: all those that the calibration, or its absence, allows. Judged windows go to the file
+    `resume`, and those it has are not judged again."""
     _check_texts(texts)
     judged = rungs or [*DEFAULT_RUNGS, *(KLT_RUNGS if calibration else ())]
     command = ["report", model, *map(str, texts), "--cache-dir", str(cache_dir), "--rungs", ",".join(judged), *_flags(options)]
     if calibration is not None:
         command += ["--calibration", str(calibration)]
+    if resume is not None:
+        command += ["--resume", str(resume)]
     return _run(command, progress)
 
 

@@ -242,7 +242,18 @@ def _origins(act: Mapping[str, Any]) -> str:
 
 def codec_table(record: Mapping[str, Any]) -> Table:
     title = f"{record['model']}: {record['scored_tokens']} tokens scored, perplexity {record['perplexity']:.3f} on unencoded KV"
-    headers = ["rung", "bits", "KL (95 %)", "perplexity (95 %)", "top-1", "first divergence", "retrieval", "encode GB/s", "decode GB/s"]
+    headers = [
+        "rung",
+        "bits",
+        "KL (95 %)",
+        "perplexity (95 %)",
+        "top-1",
+        "first divergence",
+        "retrieval",
+        "encode GB/s",
+        "decode GB/s",
+        "x prefill",
+    ]
     rows = []
     for row in record["rows"]:
         low, high = row["kl_interval"]
@@ -258,6 +269,7 @@ def codec_table(record: Mapping[str, Any]) -> Table:
                 f"{row['retrieval']:.0%} of {record['retrieval']:.0%}",
                 f"{row['encode_gb_s']:.3f}",
                 f"{row['decode_gb_s']:.3f}",
+                f"{row['decode_times_faster_than_prefill']:.0f}",
             ]
         )
     return table(title, headers, rows)

@@ -75,7 +75,7 @@ async def _stream(client: httpx.AsyncClient, route: str, body: Mapping[str, Any]
                     _take(stream, json.loads(line.removeprefix("data: ")))
                     on_token(stream)
     except httpx.HTTPError as error:
-        raise Unavailable(f"the stream broke after {len(stream.token_ids)} tokens: {error or type(error).__name__}") from None
+        raise Unavailable(f"the stream broke after {len(stream.token_ids)} tokens: {str(error) or type(error).__name__}") from None
     if stream.finish_reason is None or not stream.arrivals:
         raise Unavailable(f"the stream ended after {len(stream.token_ids)} tokens without a finish reason")
     return stream

@@ -29,6 +29,7 @@ def transfers(
     ] = "shm,tcp,grpc",
     replicas: Annotated[int, typer.Option(min=1)] = 1,
     nodes: Annotated[int | None, typer.Option(min=1, help="Store nodes to start; default: as many as replicas.")] = None,
+    streams: Annotated[int, typer.Option(help="Gets over a wire: connections a client reads a large batch over at once.")] = 1,
     ssd: Annotated[bool, typer.Option("--ssd", help="Get from the SSD: a small host tier before it.")] = False,
     ssd_path: Annotated[Path | None, typer.Option(help="Folder of the SSD files; a temporary one otherwise.")] = None,
     seconds: Annotated[float, typer.Option(min=0.05, help="Of one measurement.")] = 2.0,
@@ -51,6 +52,7 @@ def transfers(
             seconds=seconds,
             in_place=in_place,
             verify=check,
+            streams=streams,
             ssd=ssd,
         )
         for op in ops

@@ -11,10 +11,12 @@ from typing import Any
 
 from kvstore.admin.cluster_access import ClusterAccess, ask_each, channels, reachable, read_view
 from kvstore.core.picture import BlockEvent, BlockEventKind, Picture
-from kvstore.core.view import Member, MemberState, Role, View
+from kvstore.core.view import DECODE_ROLES, PREFILL_ROLES, Member, MemberState, Role, View
 from kvstore.errors import InvalidRequest, LarderError, NotFound
-from kvstore.ids import NodeId
+from kvstore.ids import BootId, NodeId
+from kvstore.registry.redis_registry import RedisRegistry
 from kvstore.rpc.admin_stub import AdminStub, NodeReport
+from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.compute_stub import drain_calls
 from kvstore.units import seconds
 
@@ -24,20 +26,23 @@ _CALL_TIMEOUT = seconds(5)
 _LOOK_TIMEOUT = seconds(300)
 """Of a rebalance: every node asks every other one about all it has."""
 _LOOK_EVERY_S = 0.25
+_TRY_STREAM_AGAIN_S = 0.5
 _LONGEST_CALL = seconds(3600)
 """An answer without another node to go to ends where it is."""
 
 
-async def drain(access: ClusterAccess, node_id: str, *, wait: bool, on_progress: Callable[[int, int], None]) -> Record:
+async def drain(access: ClusterAccess, node_id: str, *, wait: bool, force: bool = False, on_progress: Callable[[int, int], None]) -> Record:
     """Tell a node to hand over all it has: a store node its blocks, a prefill or decode node its calls. With `wait`, until it is safe to
     stop it; else how far it is now.
 
-    `on_progress` gets blocks confirmed and blocks there, or calls gone and calls there were. Raises NotFound, InvalidRequest, and what
-    the node answers.
+    `on_progress` gets blocks confirmed and blocks there, or calls gone and calls there were. Raises NotFound, InvalidRequest (also for the
+    only prefill or decode node, unless `force`; the last store refuses by itself), and what the node answers.
     """
     view = await read_view(access)
     compute = next((member for member in reachable(view.members) if member.node_id == node_id and member.role is not Role.STORE), None)
     if compute is not None:
+        if not force and (work := work_of_nobody_else(view, compute)) is not None:
+            raise InvalidRequest(f"{node_id} is the only {work}; drain it all the same with --force")
         return await _drain_calls(compute, wait=wait, on_progress=on_progress)
     member = _store(view, node_id)
     if member.state is not MemberState.DRAINING:
@@ -51,6 +56,16 @@ async def drain(access: ClusterAccess, node_id: str, *, wait: bool, on_progress:
             drain_record = None if progress is None else dataclasses.asdict(progress)
             return {"node_id": node_id, "drain": drain_record, "repair": dataclasses.asdict(report.repair)}
         await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def work_of_nobody_else(view: View, member: Member) -> str | None:
+    """What would be left undone without this prefill or decode node, in words; None: another one does it too."""
+    others = {each.role for each in view.members if each.state is MemberState.ACTIVE and each.node_id != member.node_id}
+    if member.role in DECODE_ROLES and not others & DECODE_ROLES:
+        return "active decode node: no request would be answered"
+    if member.role in PREFILL_ROLES and not others & PREFILL_ROLES:
+        return "active prefill node: decode nodes would compute every prompt themselves"
+    return None
 
 
 async def _drain_calls(member: Member, *, wait: bool, on_progress: Callable[[int, int], None]) -> Record:
@@ -104,40 +119,55 @@ async def samples(access: ClusterAccess, *, every_s: float) -> AsyncGenerator[Re
         reports = {member.node_id: answer for member, answer in answers if not isinstance(answer, LarderError)}
         if before:
             nodes = [_top_row(member, answer, before.get(member.node_id), now - at) for member, answer in answers]
-            yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes)}
+            yield {"epoch": view.epoch, "nodes": nodes, "repair": repair_summary(nodes), "hot_stripes": len(view.hot)}
         before, at = reports, now
         await asyncio.sleep(every_s)
 
 
 async def events(access: ClusterAccess) -> AsyncGenerator[Record, None]:
-    """Every store's blocks as they come and go, from now on. Each record says how many blocks its node has, and whether that is exact.
+    """Every store's blocks as they come and go, from now on, also of stores that join or start anew meanwhile. Each record says how many
+    blocks its node has, and whether that is exact.
 
-    Ends when every store of the present view is gone; one whose stream breaks says so.
+    Without end. A stream that breaks says so once, and is tried again as long as the store is a member. Raises ConfigError when Redis
+    does not answer at the start.
     """
-    arrived: asyncio.Queue[Record | None] = asyncio.Queue(maxsize=1000)  # a slow terminal slows the streams, and they tell their gaps
+    arrived: asyncio.Queue[Record] = asyncio.Queue(maxsize=1000)  # a slow terminal slows the streams, and they tell their gaps
 
-    async def follow(member: Member, channel: Any) -> None:
-        picture = Picture()
+    async def follow(member: Member, registry: RedisRegistry, pool: ChannelPool) -> None:
+        told = False
+        while any((each.node_id, each.boot_id) == (member.node_id, member.boot_id) for each in _stores(registry.view)):
+            picture = Picture()
+            try:
+                async for event in AdminStub(pool.get(member.address)).events():
+                    picture.see(event)
+                    told = False
+                    if event.kind is not BlockEventKind.HELD and (picture.exact or event.kind is BlockEventKind.GAP):
+                        await arrived.put(_event_record(event, picture))
+            except LarderError as error:
+                if not told:
+                    await arrived.put({"node_id": member.node_id, "event": "broken", "reason": str(error), "exact": False})
+                told = True
+            await asyncio.sleep(_TRY_STREAM_AGAIN_S)
+
+    async def follow_all(registry: RedisRegistry) -> None:
+        followed: set[tuple[NodeId, BootId]] = set()
+        async with channels() as pool, asyncio.TaskGroup() as group:
+            while True:
+                view = registry.view
+                for member in _stores(view):
+                    if (member.node_id, member.boot_id) not in followed:
+                        group.create_task(follow(member, registry, pool))
+                followed = {(member.node_id, member.boot_id) for member in _stores(view)}
+                await registry.next_view(after=view.epoch)
+
+    async with RedisRegistry(access.redis_url) as registry:
+        following = asyncio.create_task(follow_all(registry))
         try:
-            async for event in AdminStub(channel).events():
-                picture.see(event)
-                if event.kind is not BlockEventKind.HELD and (picture.exact or event.kind is BlockEventKind.GAP):
-                    await arrived.put(_event_record(event, picture))
-        except LarderError as error:
-            await arrived.put({"node_id": member.node_id, "event": "broken", "reason": str(error), "exact": False})
-
-    async def follow_all(stores: Sequence[Member]) -> None:
-        async with channels() as pool:
-            await asyncio.gather(*(follow(member, pool.get(member.address)) for member in stores))
-        await arrived.put(None)
-
-    following = asyncio.create_task(follow_all(_stores(await read_view(access))))
-    try:
-        while (record := await arrived.get()) is not None:
-            yield record
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
+            while True:
+                yield await arrived.get()
+        finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
 
 
 def _event_record(event: BlockEvent, picture: Picture) -> Record:

@@ -29,7 +29,13 @@ def drain_text(record: Mapping[str, Any]) -> str:
     if drain is None:
         return f"{record['node_id']} begins to drain"
     if drain["safe_to_stop"]:
-        return f"{record['node_id']} is drained: each of its {drain['blocks']} blocks was read back at every owner; it is safe to stop"
+        found = f"each of its {drain['blocks']} blocks was read back at every owner"
+        if drain["no_room_blocks"]:
+            found = (
+                f"of its {drain['blocks']} blocks {drain['no_room_blocks']} found no room at an owner, which took and evicted them; "
+                "each of the others was read back"
+            )
+        return f"{record['node_id']} is drained: {found}; it is safe to stop"
     return (
         f"{record['node_id']} drains: {drain['remaining_blocks']} of {drain['blocks']} blocks "
         f"({size_text(drain['remaining_bytes'])}) are not confirmed at their owners yet; do not stop it"
@@ -68,7 +74,7 @@ def top_table(record: Mapping[str, Any]) -> Table:
         rates = (f"{node['stored_per_s']:.0f}", f"{node['evicted_per_s']:.0f}", f"{node['cpu_percent']:.0f} %")
         rows.append((node["node_id"], state, tiers, node["blocks"], node["leases"], node["connections"], *rates, repair_cell(node)))
     headers = ("node", "state", "tiers", "blocks", "leases", "conns", "stored/s", "evicted/s", "CPU", "repair")
-    return table(f"store nodes at epoch {record['epoch']}", headers, rows)
+    return table(f"store nodes at epoch {record['epoch']}, {record['hot_stripes']} hot stripes", headers, rows)
 
 
 def event_line(record: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from kvstore.units import Bytes
@@ -22,3 +22,17 @@ def batches(items: Iterable[tuple[Item, int]], *, most_items: int, most_bytes: B
         batch_bytes += size
     if batch:
         yield batch
+
+
+def shares(items: Sequence[tuple[Item, int]], *, most: int, least_bytes: Bytes) -> list[list[Item]]:
+    """The items, in order, in at most `most` runs of about the same bytes, and in no more than one for each `least_bytes` of them."""
+    total = sum(size for _, size in items)
+    count = max(1, min(most, total // least_bytes))
+    cut: list[list[Item]] = [[]]
+    before = 0
+    for item, size in items:
+        if cut[-1] and before >= total * len(cut) // count:
+            cut.append([])
+        cut[-1].append(item)
+        before += size
+    return cut

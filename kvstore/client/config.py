@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from kvstore.errors import ConfigError
 from kvstore.transport import ALL_KINDS
+from kvstore.transport.stream_pool import MOST_IDLE
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
 
 
@@ -69,6 +70,9 @@ class ClientConfig:
     """Of one reserve-write-commit round, or one read, at one node."""
     batch_bytes: Bytes = Bytes(32 * MIB)
     """Of one reserve-write-commit round at one node."""
+    read_streams: int = 1
+    """Connections over which a batch of more than 4 MiB is read from one node at once. More than 1 where one TCP stream does not fill the
+    network, or a node's answers take turns on several cores; on loopback they only cost (kvstore/transport/LOG.md)."""
     read_ahead_bytes: Bytes = Bytes(128 * MIB)
     """Payload bytes of one read that were asked for and not yet taken by its consumer; a single batch may be larger."""
     background_bytes: Bytes = Bytes(256 * MIB)
@@ -93,6 +97,8 @@ class ClientConfig:
         ):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"client.{key} must be above 0: {getattr(self, key)}")
+        if not 0 < self.read_streams <= MOST_IDLE:
+            raise ConfigError(f"client.read_streams must be 1 to {MOST_IDLE}: {self.read_streams}")
         if self.background_bytes < 0 or self.previous_views < 0:
             raise ConfigError("client.background_bytes and client.previous_views must not be negative")
         if self.rpc_timeout * 3 > self.lease_ttl:

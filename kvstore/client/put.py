@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 
 from kvstore.client import metrics
-from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutReport
+from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutOutcome, PutReport
 from kvstore.client.batches import batches
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
@@ -79,8 +79,11 @@ class BlockPutter:
 
     def _report(self, progress: PutProgress) -> PutReport:
         outcomes = progress.outcomes()
+        counts: Counter[tuple[PutOutcome, str]] = Counter()
         for block, outcome in zip(progress.blocks, outcomes, strict=True):
-            metrics.put_outcomes.labels(outcome, block.reasons[0] if block.reasons else "ok").inc()
+            counts[outcome, block.reasons[0] if block.reasons else "ok"] += 1
+        for (outcome, reason), count in counts.items():
+            metrics.put_outcomes.labels(outcome, reason).inc(count)
         return PutReport(outcomes, progress.reasons(), progress.durable())
 
 
@@ -222,13 +225,13 @@ class _NodePut:
             try:
                 if room is None:
                     _make_here(block)
-                    granted[block] = dataclasses.replace(write, payload=block.payload)
+                    granted[block] = write._replace(payload=block.payload)
                 elif time.monotonic_ns() < write.end_by:
                     if block.size <= INLINE_COPY_BYTES:
                         block.checksum = _make_in(room, block.maker)
                     else:
                         block.checksum = await asyncio.to_thread(_make_in, room, block.maker)
-                    granted[block] = dataclasses.replace(write, payload=room, in_place=True)
+                    granted[block] = write._replace(payload=room, in_place=True)
             except CodecFailure as failure:
                 del granted[block]
                 self._fail(block, failure.reason, open_blocks)

@@ -10,7 +10,7 @@ from typing import Any
 
 from kvstore.client import metrics
 from kvstore.client.answers import ReadBlock
-from kvstore.client.batches import batches
+from kvstore.client.batches import batches, shares
 from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.hedging import Asked
@@ -24,7 +24,10 @@ from kvstore.codec.checksum import payload_checksum
 from kvstore.errors import LarderError, LeaseExpired
 from kvstore.ids import NodeId
 from kvstore.transport import PayloadSlot, ReadOutcome
-from kvstore.units import Nanos, to_seconds
+from kvstore.units import MIB, Bytes, Nanos, to_seconds
+
+LEAST_STREAM_BYTES = Bytes(2 * MIB)
+"""A stream more must be worth its request and its task."""
 
 _LEASE_GONE = frozenset({ReadOutcome.NOT_LEASED.value, reason_of(LeaseExpired(""))})
 
@@ -113,9 +116,18 @@ class PrefixRead:
             for batch in batches(sized, most_items=self._config.batch_blocks, most_bytes=self._config.batch_bytes):
                 failed, others = await self._read_mapped(batch)
                 if others:
-                    failed += await self._read_in_time(others, group)
+                    failed += await self._read_over_streams(others, group)
                 if failed:
                     group.create_task(self._fall_over(failed))
+
+    async def _read_over_streams(self, batch: Sequence[_Wanted], group: asyncio.TaskGroup) -> list[_Wanted]:
+        """Over one stream, or over several at once if the batch is large. Returns what did not come."""
+        sized = [(block, int(block.copy.payload_bytes)) for block in batch]
+        parts = shares(sized, most=self._config.read_streams, least_bytes=LEAST_STREAM_BYTES)
+        if len(parts) == 1:
+            return await self._read_in_time(batch, group)
+        streams = [group.create_task(self._read_in_time(part, group)) for part in parts]
+        return [block for stream in streams for block in await stream]
 
     async def _read_in_time(self, batch: Sequence[_Wanted], group: asyncio.TaskGroup) -> list[_Wanted]:
         """One stream, and what it is late with from the next replicas too. Returns the blocks that did not come, each with its reason."""

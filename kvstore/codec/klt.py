@@ -4,10 +4,10 @@ Keys are un-rotated by their positions, then K and V of a group of layers are on
 queries that read them, values: by their output projection). In it the basis is orthonormal, so one step for all coefficients is
 reverse water-filling: the entropy coder spends bits where the variance is, and no bit allocation is needed.
 
-How a matrix product gives the same bits everywhere: its factors are integers, and small enough for every partial sum to be exact in
-the type at hand; then neither the order of the sums, nor fused operations, nor the number of threads can matter. Decoding
-multiplies coefficients by 12-bit basis entries in 16-bit integers with 32-bit sums. Encoding multiplies 26-bit dual coordinates by the
-same basis in float64. What surrounds the products is elementwise float32 in a stated order (klt_reference.py).
+How a matrix product gives the same bits everywhere: its factors are integers, and every sum of products is exact (klt_products.py); then
+neither the order of the sums nor the number of threads can matter. Decoding multiplies coefficients by 12-bit basis
+entries, encoding 26-bit dual coordinates by the same basis. What surrounds the products is elementwise float32 in a stated order
+(klt_reference.py).
 
     u = rint(dual(x - mean) * 2**DUAL_BITS)        dual: klt_rotation.py
     y = u @ basis.T                                  the coefficients at step 1, times 2**DUAL_BITS
@@ -24,6 +24,7 @@ from itertools import pairwise
 import numpy as np
 
 from kvstore.codec import klt_kernels, klt_rotation
+from kvstore.codec.klt_products import Factor, WideFactor, factor, product, wide_factor, wide_product
 from kvstore.codec.klt_tables import KltTables
 from kvstore.errors import CodecFailure, CorruptPayload
 
@@ -34,7 +35,6 @@ WEAKEST = 0.40
 """Components whose mean magnitude is below this many steps are not coded: the bits they cost buy more elsewhere (LOG.md), and what is
 not coded need not be multiplied. A writer's choice."""
 
-_EXACT_IN_INT32 = float(1 << 31)
 _USED = np.dtype("<u2")
 
 
@@ -54,12 +54,8 @@ class _Section:
     frequencies: np.ndarray
     shifts: np.ndarray
     entries: np.ndarray
-    bases: tuple[np.ndarray, ...]
-    """int16 [components, width]."""
-    strips: tuple[np.ndarray, ...]
-    """The same as klt_kernels.multiply_pairs takes them."""
-    limits: tuple[np.ndarray, ...]
-    """float32 [components]: largest magnitude of each row of a basis."""
+    bases: tuple[Factor, ...]
+    """[components, width] of each group."""
     columns: tuple[int, ...]
     """First dimension of each group, and the end."""
 
@@ -79,7 +75,7 @@ class KltTransform:
     def __init__(self, tables: KltTables) -> None:
         self.tables = tables
         self._sections = (_section(tables, 0), _section(tables, 1))
-        self._wide: tuple[tuple[np.ndarray, ...], ...] | None = None
+        self._duals: tuple[tuple[WideFactor, ...], ...] | None = None
         self._lock = threading.Lock()
 
     def coefficients(self, block: np.ndarray, *, start_position: int, step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -91,13 +87,13 @@ class KltTransform:
         if np.abs(duals).max() > klt_rotation.MAX_DUAL:
             raise CodecFailure("rung klt takes numbers like those it was calibrated with; these are too large", reason="out_of_range")
         kinds = []
-        for kind, (section, bases) in enumerate(zip(self._sections, self._wide_bases(), strict=True)):
+        for kind, (section, bases) in enumerate(zip(self._sections, self._dual_bases(), strict=True)):
             rows = []
             for group, basis in enumerate(bases):
-                part = duals[kind, :, section.columns[group] : section.columns[group + 1]]
+                part = duals[kind, :, section.columns[group] : section.columns[group + 1]].astype(np.int64)
                 live = section.live(group, step)
-                rows.append(_quantized(basis[:live] @ part.T, step))
-                rows.append(np.zeros((len(basis) - live, part.shape[0]), np.int16))
+                rows.append(_quantized(wide_product(part, basis, width=live).T, step))
+                rows.append(np.zeros((int(section.parts[group + 1] - section.parts[group]) - live, len(part)), np.int16))
             kinds.append(np.concatenate(rows))
         return kinds[0], kinds[1]
 
@@ -125,8 +121,7 @@ class KltTransform:
         products = np.empty((2, tokens, self.tables.dimensions), np.float32)
         for kind, (section, arrays) in enumerate(zip(self._sections, parts, strict=True)):
             for group, rows in enumerate(arrays):
-                product = _exact_product(rows, section.bases[group], section.strips[group], section.limits[group])
-                products[kind, :, section.columns[group] : section.columns[group + 1]] = product
+                products[kind, :, section.columns[group] : section.columns[group + 1]] = product(rows, section.bases[group])
         return klt_rotation.from_products(products, self.tables, start_position=start_position, step=step)
 
     def stepped_down(self, parts: Parts, *, step: int, factor: int) -> tuple[np.ndarray, np.ndarray]:
@@ -183,12 +178,14 @@ class KltTransform:
             raise CorruptPayload("a section of klt coefficients is no whole stream")
         return [rows[start:stop] for start, stop in pairwise(first)]
 
-    def _wide_bases(self) -> tuple[tuple[np.ndarray, ...], ...]:
-        """The bases in float64; only who encodes needs them."""
+    def _dual_bases(self) -> tuple[tuple[WideFactor, ...], ...]:
+        """The bases transposed; only who encodes needs them."""
         with self._lock:
-            if self._wide is None:
-                self._wide = tuple(tuple(basis.astype(np.float64) for basis in section.bases) for section in self._sections)
-            return self._wide
+            if self._duals is None:
+                self._duals = tuple(
+                    tuple(wide_factor(np.ascontiguousarray(basis.entries.T)) for basis in section.bases) for section in self._sections
+                )
+            return self._duals
 
 
 def _section(tables: KltTables, kind: int) -> _Section:
@@ -207,9 +204,7 @@ def _section(tables: KltTables, kind: int) -> _Section:
         frequencies=frequencies,
         shifts=shifts,
         entries=np.stack([_entries(*rows_of) for rows_of in zip(starts, frequencies, shifts, strict=True)]),
-        bases=tuple(bases),
-        strips=tuple(_strips(basis) for basis in bases),
-        limits=tuple(np.abs(basis.astype(np.float32)).max(axis=1) for basis in bases),
+        bases=tuple(factor(basis) for basis in bases),
         columns=tuple(int(end) for end in np.concatenate([[0], np.cumsum(widths)])),
     )
 
@@ -235,27 +230,3 @@ def _entries(starts: np.ndarray, frequencies: np.ndarray, shift: int) -> np.ndar
     rare = (symbols == klt_kernels.ESCAPE) | (shift > 0)
     entries: np.ndarray = symbols << 24 | offsets << 12 | (frequencies[symbols] - 1) | rare * klt_kernels.RARE_ENTRY
     return entries.astype(np.uint32)
-
-
-def _strips(basis: np.ndarray) -> np.ndarray:
-    """int16 [columns / STRIP, components / 2, 2 * STRIP]: STRIP columns together, in them two components' entries side by side."""
-    rows, width = basis.shape
-    strip = klt_kernels.STRIP
-    whole = np.zeros((rows + rows % 2, -(-width // strip) * strip), np.int16)
-    whole[:rows, :width] = basis
-    pairs = whole.reshape(-1, 2, whole.shape[1] // strip, strip)
-    return np.ascontiguousarray(pairs.transpose(2, 0, 3, 1)).reshape(pairs.shape[2], len(pairs), 2 * strip)
-
-
-def _exact_product(rows: np.ndarray, basis: np.ndarray, strips: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """float32 [tokens, width]: rows.T @ basis, summed exactly and rounded once."""
-    used, tokens = rows.shape
-    width = basis.shape[1]
-    if (limits[:used] @ np.abs(rows.astype(np.float32))).max(initial=0.0) >= 0.99 * _EXACT_IN_INT32:
-        wide: np.ndarray = rows.T.astype(np.int64) @ basis[:used].astype(np.int64)
-        return wide.astype(np.float32)
-    padded = np.zeros((-(-tokens // 4) * 4, used + used % 2), np.int16)
-    padded[:tokens, :used] = rows.T
-    sums = np.zeros((len(padded), strips.shape[0] * klt_kernels.STRIP), np.int32)
-    klt_kernels.multiply_pairs(padded.view(np.int32), strips, sums)
-    return sums[:tokens, :width].astype(np.float32)

@@ -297,13 +297,13 @@ def multiply_pairs(pairs, strips, out):
                 for pair in range(first, stop):
                     left = v.load_i16x16(flat, base + pair * (2 * STRIP))
                     right = v.load_i16x16(flat, base + pair * (2 * STRIP) + 16)
-                    q = v.pairs_of(wanted[t * count + pair])
+                    q = v.load_pairs(wanted, t * count + pair)
                     a_left, a_right = v.i_add(a_left, v.dot_pairs(q, left)), v.i_add(a_right, v.dot_pairs(q, right))
-                    q = v.pairs_of(wanted[(t + 1) * count + pair])
+                    q = v.load_pairs(wanted, (t + 1) * count + pair)
                     b_left, b_right = v.i_add(b_left, v.dot_pairs(q, left)), v.i_add(b_right, v.dot_pairs(q, right))
-                    q = v.pairs_of(wanted[(t + 2) * count + pair])
+                    q = v.load_pairs(wanted, (t + 2) * count + pair)
                     c_left, c_right = v.i_add(c_left, v.dot_pairs(q, left)), v.i_add(c_right, v.dot_pairs(q, right))
-                    q = v.pairs_of(wanted[(t + 3) * count + pair])
+                    q = v.load_pairs(wanted, (t + 3) * count + pair)
                     e_left, e_right = v.i_add(e_left, v.dot_pairs(q, left)), v.i_add(e_right, v.dot_pairs(q, right))
                 if first:
                     a_left, a_right = v.i_add(a_left, v.load_i32(sums, a)), v.i_add(a_right, v.load_i32(sums, a + 8))

@@ -6,10 +6,22 @@ The stream works one coefficient at a time with big integers; the block with one
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from kvstore.codec.klt_kernels import CLASSES, ESCAPE, GAIN_MEMORY, LANES, LARGEST, LARGEST_RATIO, LOWEST_STATE, PROBABILITY_BITS
+from kvstore.codec.klt import ROUNDING, WEAKEST
+from kvstore.codec.klt_kernels import (
+    CLASSES,
+    ESCAPE,
+    GAIN_MEMORY,
+    LANES,
+    LARGEST,
+    LARGEST_RATIO,
+    LEAST_MEAN,
+    LOWEST_STATE,
+    PROBABILITY_BITS,
+)
 from kvstore.codec.klt_rotation import DUAL_BITS, rotations
 from kvstore.codec.klt_tables import KltTables
 
@@ -83,6 +95,50 @@ def duals(block: np.ndarray, tables: KltTables, *, start_position: int) -> np.nd
     one = np.float32(1 << DUAL_BITS)
     both = [(keys * tables.key_metric.reshape(shape) * one), sums * one]
     return np.stack([np.rint(part.astype(np.float64)).astype(np.int64).transpose(2, 0, 1, 3).reshape(tokens, -1) for part in both])
+
+
+def coefficients(block: np.ndarray, tables: KltTables, *, start_position: int, step: int) -> list[list[np.ndarray]]:
+    """Of K and of V, for each group: what of a float32 block [layers, 2, heads, tokens, head_dim] is coded, int64 [components, tokens].
+
+    Components too weak to be coded at `step`, and the last ones whose coefficients are all 0, are left out.
+    """
+    numbers = duals(block, tables, start_position=start_position)
+    means = iter(_split(tables))
+    kinds = []
+    for kind, bases in enumerate(tables.bases):
+        first, groups = 0, []
+        for basis in bases:
+            part = numbers[kind, :, first : first + basis.shape[1]]
+            first += basis.shape[1]
+            live = int((next(means) >= np.float32(WEAKEST * step)).sum())
+            wide = basis[:live].astype(np.int64) @ part.T
+            magnitude = np.floor(np.abs(wide) / float(step << DUAL_BITS) + ROUNDING).astype(np.int64)
+            rows = np.where(wide < 0, -magnitude, magnitude)
+            while len(rows) and not rows[-1].any():
+                rows = rows[:-1]
+            groups.append(rows)
+        kinds.append(groups)
+    return kinds
+
+
+def sections(block: np.ndarray, tables: KltTables, *, start_position: int, step: int) -> list[bytes]:
+    """The sections K and V of the block's payload."""
+    means = iter(_split(tables))
+    encoded = []
+    for kind, groups in enumerate(coefficients(block, tables, start_position=start_position, step=step)):
+        coded: list[Operation] = []
+        for rows in groups:
+            expected = np.maximum(next(means) / np.float32(step), np.float32(LEAST_MEAN))[: len(rows)]
+            weights = (tables.weights[kind] / 256).astype(np.float32)
+            coded += operations(rows, expected, weights, tables.frequencies[kind], tables.shifts[kind].tolist())
+        encoded.append(np.array([*map(len, groups), *stream(coded)], "<u2").tobytes())
+    return encoded
+
+
+def _split(tables: KltTables) -> list[np.ndarray]:
+    """The mean magnitudes at step 1 of each part: groups of K, then of V."""
+    ends = [0, *np.cumsum([len(basis) for bases in tables.bases for basis in bases])]
+    return [tables.magnitudes[first:stop] for first, stop in pairwise(ends)]
 
 
 def block(parts: Sequence[Sequence[np.ndarray]], tables: KltTables, *, start_position: int, step: int) -> np.ndarray:

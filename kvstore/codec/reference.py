@@ -35,7 +35,8 @@ I8 = npt.NDArray[np.int8]
 Widths = Sequence[Sequence[int]]
 """[layers][keys, values]: bits of a code."""
 
-_PARTS = {4: 2, 5: 8, 6: 4, 7: 8}
+PARTS = {4: 2, 5: 8, 6: 4, 7: 8}
+"""Into how many parts `pack_plane` cuts a plane."""
 
 
 def widen(block: np.ndarray, dtype: str) -> F32:
@@ -111,7 +112,7 @@ def pack_plane(codes: U8, bits: int) -> U8:
     flat = codes.reshape(-1)
     if bits == 8:
         return flat
-    parts = _PARTS[bits]
+    parts = PARTS[bits]
     carriers = parts * bits // 8
     size = -(-flat.size // parts)
     padded = np.zeros(parts * size, np.uint16)
@@ -131,7 +132,7 @@ def unpack_plane(packed: U8, bits: int, *, count: int) -> U8:
     """The first `count` codes of a packed plane."""
     if bits == 8:
         return packed
-    parts = _PARTS[bits]
+    parts = PARTS[bits]
     rows = packed.reshape(parts * bits // 8, -1).astype(np.uint16)
     rest = np.zeros(rows.shape[1], np.uint16)
     for index, row in enumerate(rows):

@@ -1,11 +1,13 @@
 """The rungs int8 to int4 on a torch device: payloads equal to BlockCodec's byte for byte, without a copy of the block on the host.
 
-The arithmetic is reference.py's, as single float32 and integer operations of torch, none of them fused.
+The arithmetic is reference.py's: on CUDA devices as Triton kernels where Triton is installed (the extra `cuda`), otherwise as single
+float32 and integer operations of torch, none of them fused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -13,21 +15,23 @@ import torch
 from kvstore.codec.block_codec import MAX_MAGNITUDE, BlockCodec
 from kvstore.codec.block_format import BITS, BlockHeader, plane_bytes
 from kvstore.codec.kernels import SCALE_BASE
-from kvstore.codec.reference import Widths, form
+from kvstore.codec.reference import PARTS, Widths, form
 from kvstore.errors import CodecFailure, ConfigError, UnsupportedFormat
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-_PARTS = {4: 2, 5: 8, 6: 4, 7: 8}
 
 
 class TorchCodec:
     """Blocks are tensors [layers, 2, heads, block_tokens, head_dim] of the layout's dtype on one device. Safe to share between threads."""
 
-    def __init__(self, codec: BlockCodec) -> None:
-        """Raises ConfigError for a rung without codes of one width."""
+    def __init__(self, codec: BlockCodec, *, triton: bool | None = None) -> None:
+        """`triton`: whether Triton's kernels work instead of torch's operations; by default where they can, on CUDA devices.
+
+        Raises ConfigError for a rung without codes of one width."""
         if codec.rung not in BITS:
             raise ConfigError(f"on a device the rungs are {', '.join(BITS)}, not {codec.rung}")
         self._codec = codec
+        self._triton = triton
         layout = codec.layout
         heads = layout.kv_heads // layout.tensor_parallel
         self._shape = (layout.layers, 2, heads, layout.block_tokens, layout.head_dim)
@@ -49,20 +53,29 @@ class TorchCodec:
             raise CodecFailure("the block holds NaN or Inf", reason="not_finite")
         if largest > MAX_MAGNITUDE:
             raise CodecFailure(f"magnitudes are taken up to {MAX_MAGNITUDE}, the block holds {largest}", reason="out_of_range")
-        decoded = torch.empty_like(block[..., tokens:, :])
+        decoded = torch.empty_like(block)
+        fused = self._fused(block)
         scales: list[torch.Tensor] = []
         zeros: list[torch.Tensor] = []
         packed: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
         for kind, layers, bits in _runs(header.widths):
-            scale, zero, codes = _quantized(wide[layers, kind], values=kind == 1, group=header.group, bits=bits)
-            numbers = _dequantized(scale, zero, codes, values=kind == 1, group=header.group, bits=bits)
-            decoded[layers, kind] = numbers.to(self._dtype)
+            if fused:
+                from kvstore.codec import triton_kernels
+
+                planes_of = triton_kernels.Planes(kind=kind, layers=layers, exact=tokens, group=header.group, bits=bits)
+                scale, zero, planes = triton_kernels.quantize(block, planes_of)
+                triton_kernels.dequantize(scale, zero, planes, decoded, planes_of)
+            else:
+                scale, zero, codes = _quantized(wide[layers, kind], values=kind == 1, group=header.group, bits=bits)
+                numbers = _dequantized(scale, zero, codes, values=kind == 1, group=header.group, bits=bits)
+                decoded[layers, kind, :, tokens:] = numbers.to(self._dtype)
+                planes = _packed(codes.flatten(-2), bits)
             scales.append(scale)
             zeros += [] if form(values=kind == 1, bits=bits)[2] else [zero.view(torch.uint8)]
-            packed[kind].append(_packed(codes.flatten(-2), bits))
-        worst, squares = _measured(wide, decoded.float())
+            packed[kind].append(planes)
+        worst, squares = self._measured(block, decoded, wide, tokens)
         if canonical:
-            block[..., tokens:, :] = decoded
+            block[..., tokens:, :] = decoded[..., tokens:, :]
         sections = [_bytes(packed[0]), _bytes(packed[1]), _bytes([*scales, *zeros])]
         return self._codec.assembled([exact, *sections], start_position=start_position, largest=worst, squares=squares)
 
@@ -95,10 +108,34 @@ class TorchCodec:
             size = plane_bytes(lossy * header.head_dim, bits)
             stored = (keys, values)[kind][code_at[kind] :][: count * header.kv_heads * size].reshape(count, header.kv_heads, size)
             code_at[kind] += stored.numel()
+            if self._fused(out):
+                from kvstore.codec import triton_kernels
+
+                planes_of = triton_kernels.Planes(kind=kind, layers=layers, exact=tokens, group=header.group, bits=bits)
+                triton_kernels.dequantize(scale, zero, stored, out, planes_of)
+                continue
             codes = _unpacked(stored, bits, count=lossy * header.head_dim).reshape(count, header.kv_heads, lossy, header.head_dim)
             numbers = _dequantized(scale, zero, codes, values=kind == 1, group=header.group, bits=bits)
             out[layers, kind, :, tokens:] = numbers.to(self._dtype)
         return header
+
+    def _fused(self, block: torch.Tensor) -> bool:
+        """Whether Triton's kernels take this block. Rows whose elements are apart go through torch."""
+        wanted = block.is_cuda and find_spec("triton") is not None if self._triton is None else self._triton
+        return wanted and block.stride(-1) == 1
+
+    def _measured(self, block: torch.Tensor, decoded: torch.Tensor, wide: torch.Tensor, tokens: int) -> tuple[float, float]:
+        """(largest |error|, sum of squares): float32 over the tokens of a channel in their order, then float64 in the order of channels."""
+        if self._fused(block):
+            from kvstore.codec import triton_kernels
+
+            worst, squares = triton_kernels.squared_errors(block, decoded, exact=tokens)
+        else:
+            error = wide - decoded[..., tokens:, :].float()
+            worst, squares = error.abs(), torch.zeros_like(error[..., 0, :])
+            for token in range(error.shape[-2]):
+                squares = squares + error[..., token, :] * error[..., token, :]
+        return float(worst.max()), float(np.add.accumulate(squares.reshape(-1).cpu().numpy().astype(np.float64))[-1])
 
     def _check(self, block: torch.Tensor) -> None:
         if tuple(block.shape) != self._shape:
@@ -157,7 +194,7 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
     """reference.pack_plane of each plane, the last dimension."""
     if bits == 8:
         return codes
-    parts = _PARTS[bits]
+    parts = PARTS[bits]
     carriers = parts * bits // 8
     size = -(-codes.shape[-1] // parts)
     rows = torch.nn.functional.pad(codes, (0, parts * size - codes.shape[-1])).to(torch.int32).reshape(*codes.shape[:-1], parts, size)
@@ -171,7 +208,7 @@ def _packed(codes: torch.Tensor, bits: int) -> torch.Tensor:
 def _unpacked(packed: torch.Tensor, bits: int, *, count: int) -> torch.Tensor:
     if bits == 8:
         return packed
-    parts = _PARTS[bits]
+    parts = PARTS[bits]
     carriers = parts * bits // 8
     rows = packed.to(torch.int32).reshape(*packed.shape[:-1], carriers, -1)
     mask = (1 << bits) - 1
@@ -181,16 +218,6 @@ def _unpacked(packed: torch.Tensor, bits: int, *, count: int) -> torch.Tensor:
     codes = [rows[..., index, :] & mask for index in range(carriers)]
     codes += [rest >> bits * (index - carriers) & mask for index in range(carriers, parts)]
     return torch.cat(codes, -1)[..., :count].to(torch.uint8)
-
-
-def _measured(wide: torch.Tensor, decoded: torch.Tensor) -> tuple[float, float]:
-    """(largest |error|, sum of squares): float32 over the tokens of a channel in their order, then float64 in the order of channels."""
-    error = wide - decoded
-    squares = torch.zeros_like(error[..., 0, :])
-    for token in range(error.shape[-2]):
-        squares = squares + error[..., token, :] * error[..., token, :]
-    total = np.add.accumulate(squares.reshape(-1).cpu().numpy().astype(np.float64))[-1]
-    return float(error.abs().max()), float(total)
 
 
 def _bytes(parts: list[torch.Tensor]) -> np.ndarray:

@@ -185,13 +185,15 @@ def h_splat(typingctx, value):
 
 
 @intrinsic
-def pairs_of(typingctx, value):
-    """H16 of one int32, eight times: its low half and its high half by turns."""
+def load_pairs(typingctx, array, index):
+    """H16 of one int32 of an array, eight times: its low half and its high half by turns."""
 
     def generate(context, builder, signature, arguments):
-        return builder.bitcast(_splat(builder, _I8_IR, arguments[0]), _H16_IR)
+        loaded = builder.load(_pointer(context, builder, signature.args[0], *arguments, _I32))
+        loaded.align = _align(signature.args[0])
+        return builder.bitcast(_splat(builder, _I8_IR, loaded), _H16_IR)
 
-    return H16(types.int32), generate
+    return H16(array, types.intp), generate
 
 
 @intrinsic

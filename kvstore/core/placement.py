@@ -40,6 +40,16 @@ def place(stripe: StripeId, view: View, *, replicas: int) -> tuple[NodeId, ...]:
     return tuple(_rank(stripe, stores)[:replicas])
 
 
+def reading_places(stripe: StripeId, view: View, *, replicas: int) -> tuple[NodeId, ...]:
+    """The owners, and behind them the stores that hold a hot stripe for a time: the next ones in the same order."""
+    owners = place(stripe, view, replicas=replicas)
+    extra = view.hot.get(stripe)
+    if not extra:
+        return owners
+    more = place(stripe, view, replicas=replicas + extra)
+    return (*owners, *(node_id for node_id in more if node_id not in owners))
+
+
 def rank_all(stripe: StripeId, members: Iterable[Member]) -> tuple[NodeId, ...]:
     """All of these stores, owned by them or not, in the order in which they would hold replicas."""
     return tuple(_rank(stripe, [_store_of(member) for member in members]))

@@ -280,6 +280,8 @@ class Stock:
         """Gives back the room of the entry's unreadable copies that nobody leases or holds."""
         if entry.leases:
             return
+        if entry.ssd is None and entry.gpu is None and entry.state is _READABLE:
+            return  # nearly always
         for copy in (entry.host, entry.ssd, entry.gpu):
             if copy is not None and copy.state in _ENDING and copy.holds == 0:
                 entry.drop(copy)
@@ -321,7 +323,8 @@ class Stock:
         """Puts the entry into each eviction queue that it may leave from now."""
         if not entry.listed or entry.leases:
             return
-        self._scan_would_fail.clear()
+        if self._scan_would_fail:
+            self._scan_would_fail.clear()
         host, ssd = entry.host, entry.ssd
         on_ssd = ssd is not None and ssd.state is _READABLE
         if entry.gpu is not None:

@@ -43,6 +43,7 @@ from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.extent import Tier
 from kvstore.core.gets import Gets
 from kvstore.core.gpu_tiering import GpuTiering
+from kvstore.core.heat import StripeHeat
 from kvstore.core.index import Entry
 from kvstore.core.listing import list_step, owned_block
 from kvstore.core.pins import PinnedBlock
@@ -106,6 +107,7 @@ class StoreState:
         """`day_offset`: what `now` lacks to the time since 1970; the ends of blocks are kept by the time of day."""
         stock = Stock(config, boot_id=boot_id, day_offset=day_offset, policy=policy)
         self._stock = stock
+        self.heat = StripeHeat()
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
             self._tiering = Tiering(stock, config.ssd, stock.regions, report=self.stop_report)
@@ -244,6 +246,7 @@ class StoreState:
         return self._stock.index.get(key_space, block) is not None
 
     def _used(self, entries: list[Entry]) -> None:
+        self.heat.used(entries)
         if self._gpu_tiering is not None:
             self._gpu_tiering.used(entries)
 

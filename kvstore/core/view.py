@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kvstore.ids import BootId, Epoch, NodeId
+from kvstore.ids import BootId, Epoch, NodeId, StripeId
 from kvstore.units import Bytes
 
 
@@ -59,6 +60,9 @@ TRANSITIONS: dict[tuple[MemberState, MemberEvent], MemberState] = {
 }
 """A pair without a row is refused. LEFT and DEAD have no way out: who comes back joins anew, with a new boot id."""
 
+MOST_HOT_STRIPES = 64
+"""Of a cluster at one time: they are part of every view."""
+
 PLACED_STATES = frozenset({MemberState.ACTIVE, MemberState.SUSPECT})
 """States whose stores own stripes. A missed lease alone moves no data."""
 
@@ -83,6 +87,8 @@ class Member:
 class View:
     epoch: Epoch
     members: tuple[Member, ...] = ()
+    hot: Mapping[StripeId, int] = field(default_factory=dict)
+    """Stripes that many read, each with how many replicas it has for a time beside those of its owners. At most MOST_HOT_STRIPES."""
 
     @property
     def stores(self) -> tuple[Member, ...]:

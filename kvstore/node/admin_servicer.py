@@ -27,13 +27,13 @@ from kvstore.core.events import (
     VerifyRequested,
 )
 from kvstore.core.pins import MAX_PIN_TTL
+from kvstore.core.upkeep.handover import Handover
+from kvstore.core.upkeep.repairer import Repairer
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import Namespace
 from kvstore.node.event_feed import EventFeed
-from kvstore.node.handover import Handover
 from kvstore.node.node import Node
 from kvstore.node.repair import Repair
-from kvstore.node.repairer import Repairer
 from kvstore.node.saved_wishes import SavedWishes
 from kvstore.node.walk import walk
 from kvstore.rpc.convert import block_refs_from_proto, hashes_from_proto, key_space_from_proto, key_space_to_proto, namespace_from_proto

@@ -11,9 +11,9 @@ from pathlib import Path
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePolicy
+from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
-from kvstore.node.repair_config import RepairConfig
 from kvstore.node.step_down_rules import parse_step_down
 from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds

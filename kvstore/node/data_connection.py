@@ -15,13 +15,13 @@ from contextlib import aclosing
 from enum import StrEnum
 
 from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
+from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
 from kvstore.node.config import NodeConfig
 from kvstore.node.control_line import ControlLine
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
-from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_stream import Entry, groups_of
 from kvstore.node.stream_control import StreamControl
 from kvstore.node.ucx_link import UcxHost, UcxLink, UcxSink

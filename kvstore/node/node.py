@@ -39,11 +39,11 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import Tier
 from kvstore.core.store_state import StoreState
+from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import CorruptPayload
 from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
-from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.node.recoding import Recoding
 from kvstore.node.scrub import scrub

@@ -13,8 +13,8 @@ from kvpb.v1 import store_pb2
 
 from kvstore.core.events import ReadItem, ReadOutcome, ReadStatus
 from kvstore.core.extent import Tier
+from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import CorruptPayload, Unavailable
-from kvstore.node.open_read import OpenRead
 from kvstore.node.payload_source import INLINE_BYTES, RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
 from kvstore.tiers.tier import FailureReason, TierFailure

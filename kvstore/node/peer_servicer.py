@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
 
-from kvstore.core.catalog import BUCKETS
-from kvstore.core.events import (
-    AnswerDescribe,
-    AnswerProbe,
-    AnswerVerify,
-    CopyVerdict,
-    DescribeRequested,
-    OwnedBlock,
-    ProbeRequested,
-    VerifyRequested,
-)
+from kvstore.core.events import OwnedBlock
 from kvstore.core.placement import place
-from kvstore.core.view import View
+from kvstore.core.upkeep.peer_answers import PeerAnswers
 from kvstore.errors import InvalidRequest, StaleView
-from kvstore.ids import HASH_BYTES, BlockHash, KeySpace, NodeId, StripeId
-from kvstore.node.anti_entropy import bucket_digests, shared_stripes
+from kvstore.ids import HASH_BYTES, BlockHash, Epoch, KeySpace, NodeId, StripeId
 from kvstore.node.config import NodeConfig
 from kvstore.node.node import Node
-from kvstore.node.repairer import Repairer
 from kvstore.node.walk import walk
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.convert import block_ref_to_proto, check_batch, key_space_from_proto, key_space_to_proto
@@ -40,10 +27,10 @@ _STRIPES_PER_MESSAGE = 1024
 
 class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # generated code has no types
     def __init__(
-        self, node: Node, repairer: Repairer, *, config: NodeConfig, views: ViewSource, hello: Callable[[], store_pb2.HelloResponse]
+        self, node: Node, answers: PeerAnswers, *, config: NodeConfig, views: ViewSource, hello: Callable[[], store_pb2.HelloResponse]
     ) -> None:
         self._node = node
-        self._repairer = repairer
+        self._answers = answers
         self._config = config
         self._views = views
         self._hello = hello
@@ -82,7 +69,8 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
 
     @guarded
     async def Progress(self, request: peer_pb2.ProgressRequest, context: Any) -> peer_pb2.ProgressResponse:
-        return peer_pb2.ProgressResponse(settled_epoch=self._repairer.settled_epoch, blocks=self._repairer.catalog.blocks)
+        progress = self._answers.progress()
+        return peer_pb2.ProgressResponse(settled_epoch=progress.settled_epoch, blocks=progress.blocks)
 
     @guarded
     async def Holds(self, request: peer_pb2.HoldsRequest, context: Any) -> peer_pb2.HoldsResponse:
@@ -91,51 +79,23 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
             raise InvalidRequest(f"hashes must have {HASH_BYTES} bytes each: {len(request.hashes)}")
         hashes = tuple(BlockHash(request.hashes[at : at + HASH_BYTES]) for at in range(0, len(request.hashes), HASH_BYTES))
         check_batch(hashes, "hashes")
-        if request.verify:
-            return peer_pb2.HoldsResponse(held=bytes([await self._reads_back(key_space, digest) for digest in hashes]))
-        probe = ProbeRequested(request_id=self._node.next_request_id(), key_space=key_space, hashes=hashes)
-        return peer_pb2.HoldsResponse(held=bytes((await self._node.ask(probe, AnswerProbe)).present))
+        return peer_pb2.HoldsResponse(held=bytes(await self._answers.holds(key_space, hashes, verify=request.verify)))
 
     @guarded
     async def CompareBuckets(self, request: peer_pb2.CompareRequest, context: Any) -> peer_pb2.CompareResponse:
-        view = self._same_view(request.epoch)
-        first, theirs = request.first_bucket, request.digests
-        if first + len(theirs) > BUCKETS:
-            raise InvalidRequest(f"there are {BUCKETS} buckets: {first} + {len(theirs)}")
-        mine = await bucket_digests(self._repairer, view, NodeId(request.node_id), first, len(theirs))
-        differing = [number for number in range(len(theirs)) if mine[number] != theirs[number]]
-        return peer_pb2.CompareResponse(buckets=[first + number for number in differing], digests=[mine[number] for number in differing])
+        differing = await self._answers.compare_buckets(
+            NodeId(request.node_id), Epoch(request.epoch), request.first_bucket, request.digests
+        )
+        return peer_pb2.CompareResponse(buckets=list(differing), digests=list(differing.values()))
 
     @guarded
     async def ListStripes(self, request: peer_pb2.StripesRequest, context: Any) -> None:
-        view = self._same_view(request.epoch)
-        if request.bucket >= BUCKETS:
-            raise InvalidRequest(f"there are {BUCKETS} buckets: {request.bucket}")
-        shared = [
-            (stripe.stripe, stripe.digest) for stripe in await shared_stripes(self._repairer, view, NodeId(request.node_id), request.bucket)
-        ]
+        shared = list((await self._answers.list_stripes(NodeId(request.node_id), Epoch(request.epoch), request.bucket)).items())
         for start in range(0, len(shared), _STRIPES_PER_MESSAGE):
             part = shared[start : start + _STRIPES_PER_MESSAGE]
             await context.write(
                 peer_pb2.StripeDigests(stripes=b"".join(stripe for stripe, _ in part), digests=[digest for _, digest in part])
             )
-
-    def _same_view(self, epoch: int) -> View:
-        view = self._views.view
-        if view.epoch != epoch:
-            raise StaleView(f"this node knows epoch {view.epoch}, the question is about {epoch}; ask again in a moment")
-        return view
-
-    async def _reads_back(self, key_space: KeySpace, digest: BlockHash) -> bool:
-        """Its fastest copy was read just now, and is what was stored."""
-        describe = DescribeRequested(request_id=self._node.next_request_id(), key_space=key_space, hashes=(digest,))
-        owned = (await self._node.ask(describe, AnswerDescribe)).blocks[0]
-        if owned is None or not owned.tiers:
-            return False
-        verify = VerifyRequested(request_id=self._node.next_request_id(), key_space=key_space, hash=digest, tier=owned.tiers[0])
-        good = (await self._node.ask(verify, AnswerVerify)).verdict is CopyVerdict.GOOD
-        await asyncio.sleep(0)
-        return good
 
 
 def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:

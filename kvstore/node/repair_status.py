@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from kvpb.v1 import admin_pb2
 
-from kvstore.node.handover import Handover
-from kvstore.node.repairer import Repairer
+from kvstore.core.upkeep.handover import Handover
+from kvstore.core.upkeep.repairer import Repairer
 
 
 def repair_status(repairer: Repairer) -> admin_pb2.RepairStatus:
@@ -41,4 +41,5 @@ def drain_status(handover: Handover) -> admin_pb2.DrainStatus | None:
         blocks=progress.blocks,
         remaining_blocks=progress.remaining_blocks,
         remaining_bytes=progress.remaining_bytes,
+        no_room_blocks=progress.no_room_blocks,
     )

@@ -19,28 +19,32 @@ from kvstore.clock import Clock, SystemClock
 from kvstore.core.events import Note, RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
+from kvstore.core.upkeep.anti_entropy import AntiEntropy
+from kvstore.core.upkeep.handover import Handover
+from kvstore.core.upkeep.hot_stripes import HotStripes
+from kvstore.core.upkeep.inventory import Inventory
+from kvstore.core.upkeep.peer_answers import PeerAnswers
+from kvstore.core.upkeep.repairer import Repairer
+from kvstore.core.upkeep.surroundings import OwnMember
+from kvstore.core.upkeep.takeover import first_takeover, take_over_by_and_by
 from kvstore.core.view import Member, MemberState, Role
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, NodeId
 from kvstore.node.admin_servicer import AdminServicer
-from kvstore.node.anti_entropy import AntiEntropy
 from kvstore.node.config import NodeConfig, ShmAccess
 from kvstore.node.data_doors import DataDoors
 from kvstore.node.event_feed import EventFeed
-from kvstore.node.handover import Handover
-from kvstore.node.inventory import Inventory
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.peer_servicer import PeerServicer
 from kvstore.node.recovery import RecoveryReport, recover
 from kvstore.node.repair import Repair
 from kvstore.node.repair_status import drain_status, repair_status
-from kvstore.node.repairer import Repairer
 from kvstore.node.saved_wishes import SavedWishes
-from kvstore.node.sender import Sender
 from kvstore.node.servicer import StoreServicer
-from kvstore.node.takeover import first_takeover, take_over_by_and_by
-from kvstore.registry.view_source import OwnMember, ViewSource
+from kvstore.node.surroundings import NodeSurroundings
+from kvstore.node.walk import walk
+from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.server import bind, make_server
 from kvstore.tiers.host import HostArena
@@ -163,9 +167,15 @@ class NodeServer:
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)
-            sender = Sender(self._node, channels=self._channels, transport=self._transport)
-            self._repairer = Repairer(self._node, self._inventory.catalog, sender, config=self.config, views=self._views)
-            self._handover = Handover(self._node, self._repairer)
+            self._surroundings = NodeSurroundings(self._node, views=self._views, channels=self._channels, transport=self._transport)
+            self._repairer = Repairer(
+                self._surroundings,
+                self._inventory.catalog,
+                node_id=NodeId(self.config.node_id),
+                replicas=self.config.replicas,
+                config=self.config.repair,
+            )
+            self._handover = Handover(self._repairer)
             self.port = bind(self._server, host=self.config.host, port=self.config.port)
             self._doors = DataDoors(
                 self._node,
@@ -182,10 +192,11 @@ class NodeServer:
         self._node.start(recovered)
         self._state.restore_pins(self._wishes.pins, self._clock.now())
         if recovered is not None:
-            await self._inventory.fill(self._node)
+            async with contextlib.aclosing(walk(self._node)) as blocks:
+                await self._inventory.fill(blocks)
         store = StoreServicer(self._node, config=self.config, metrics=self._metrics, tickets=self._tickets, hello=self._hello)
         store_pb2_grpc.add_StoreServiceServicer_to_server(store, self._server)
-        peer = PeerServicer(self._node, self._repairer, config=self.config, views=self._views, hello=self._hello)
+        peer = PeerServicer(self._node, PeerAnswers(self._repairer), config=self.config, views=self._views, hello=self._hello)
         peer_pb2_grpc.add_PeerServiceServicer_to_server(peer, self._server)
         admin = AdminServicer(
             self._node,
@@ -200,14 +211,18 @@ class NodeServer:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         await self._server.start()
         if self.config.repair.rate:
-            self._node.spawn(self._repairer.run())
+            self._repairer.begin()
+            self._node.spawn(self._repairer.follow_views())
+            self._node.spawn(self._repairer.work())
             self._node.spawn(self._handover.run())
+            if self._own is not None:
+                self._node.spawn(HotStripes(self._repairer, self._own, take_heat=self._state.heat.take).run())
             if self.config.repair.anti_entropy_every:
                 self._node.spawn(AntiEntropy(self._repairer).run(self.config.repair.anti_entropy_every))
 
     async def first_takeover(self) -> float:
         """With which share of its stripes this node should join: ask before it does."""
-        return await first_takeover(self._views.view.stores, self._channels, config=self.config.repair)
+        return await first_takeover(self._views.view.stores, self._surroundings, config=self.config.repair)
 
     def serves(self) -> None:
         """The node is ACTIVE now."""

@@ -12,9 +12,9 @@ from kvstore.core.events import ReadStatus
 from kvstore.ids import WriteToken
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.payload_stream import Entry
-from kvstore.transport.frames import UCX_PIECE_BYTES, FrameKind, Header, UcxPart, WriteItem, pieces_of
+from kvstore.transport.frames import UCX_PIECE_BYTES, BadFrame, FrameKind, Header, UcxPart, WriteItem, pieces_of
 from kvstore.transport.stream import Stream, StreamCut
-from kvstore.transport.ucx_worker import UcxEndpoint, UcxWorker, moved, open_worker
+from kvstore.transport.ucx_worker import UcxEndpoint, UcxFailed, UcxWorker, moved, open_worker
 from kvstore.units import MIB, Nanos
 
 _STAGING_BYTES = 2 * UCX_PIECE_BYTES
@@ -63,10 +63,14 @@ class UcxLink:
             self._endpoint = None
 
     async def _endpoint_for(self, part: UcxPart) -> UcxEndpoint:
-        """Only after the proof of the request that brought the address."""
+        """Only after the proof of the request that brought the address. Raises BadFrame."""
         if self._endpoint is None or self._address != part.address:
             self.close()
-            self._endpoint = (await self._host.worker()).connect(part.address)
+            worker = await self._host.worker()
+            try:
+                self._endpoint = worker.connect(part.address)
+            except UcxFailed as error:
+                raise BadFrame("bad_ucx_address", str(error)) from None
             self._address = part.address
         return self._endpoint
 

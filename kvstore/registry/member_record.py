@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from kvstore.core.view import Member, MemberState, Role, View
-from kvstore.ids import BootId, Epoch, NodeId
+from kvstore.ids import BootId, Epoch, NodeId, StripeId
 from kvstore.units import Bytes
 
 
@@ -24,8 +24,8 @@ def record_of(member: Member) -> str:
     )
 
 
-def view_of(epoch: int, records: Mapping[str, str], states: Mapping[str, str]) -> View:
-    """The view from both hashes. A member that a newer version wrote in another way is left out: it cannot be talked to."""
+def view_of(epoch: int, records: Mapping[str, str], states: Mapping[str, str], hot: Mapping[str, str]) -> View:
+    """The view from the three hashes. A member that a newer version wrote in another way is left out: it cannot be talked to."""
     members = []
     for node_id, text in sorted(states.items()):
         try:
@@ -46,7 +46,8 @@ def view_of(epoch: int, records: Mapping[str, str], states: Mapping[str, str]) -
             )
         except (KeyError, ValueError, TypeError):
             continue
-    return View(Epoch(epoch), tuple(members))
+    extra = {StripeId(bytes.fromhex(stripe)): int(text.split(":")[0]) for stripe, text in hot.items()}
+    return View(Epoch(epoch), tuple(members), extra)
 
 
 def permille(takeover: float) -> int:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from enum import StrEnum
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
 
-from kvstore.core.view import Member, MemberState, View
+from kvstore.core.view import MOST_HOT_STRIPES, Member, MemberState, View
 from kvstore.errors import Unavailable
-from kvstore.ids import Epoch
+from kvstore.ids import Epoch, StripeId
 from kvstore.registry import scripts
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.member_record import permille, record_of, view_of
 from kvstore.registry.redis_url import open_redis
+from kvstore.registry.standing import Renewal
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
 LISTEN_TIMEOUT_S = 5.0
@@ -22,18 +22,6 @@ LISTEN_TIMEOUT_S = 5.0
 
 class RegistryAway(Unavailable):
     """Redis did not answer: go on with the last view, try again later."""
-
-
-class Renewal(StrEnum):
-    RENEWED = "renewed"
-    EMPTIED = "emptied"
-    """Redis knows nobody at all: it lost everything."""
-    ABSENT = "absent"
-    """Redis knows others: join again."""
-    REMOVED = "removed"
-    """Declared dead, or left: join again."""
-    SUPERSEDED = "superseded"
-    """Another process took the node id over: stand back."""
 
 
 class RedisLink:
@@ -44,12 +32,12 @@ class RedisLink:
         self._config = config
         self._redis = open_redis(url, timeout_s=to_seconds(config.call_timeout))
         base = f"{{larder:{config.cluster}}}"
-        self._keys = [f"{base}:members", f"{base}:states", f"{base}:leases", f"{base}:meta"]
+        self._keys = [f"{base}:members", f"{base}:states", f"{base}:leases", f"{base}:meta", f"{base}:hot"]
         self._channel = f"{base}:changes"
-        self._join, self._renew, self._change, self._take_over, self._sweep, self._restore, self._view = (
+        self._join, self._renew, self._change, self._take_over, self._announce_hot, self._sweep, self._restore, self._view = (
             self._redis.commands.register_script(text)
             for text in (
-                *(scripts.JOIN, scripts.RENEW, scripts.CHANGE, scripts.TAKE_OVER),
+                *(scripts.JOIN, scripts.RENEW, scripts.CHANGE, scripts.TAKE_OVER, scripts.ANNOUNCE_HOT),
                 *(scripts.SWEEP, scripts.RESTORE, scripts.VIEW),
             )
         )
@@ -82,6 +70,12 @@ class RedisLink:
         answer = await self._run(self._take_over, member.node_id, member.boot_id.hex(), *steps)
         return bool(answer[0] == "changed")
 
+    async def announce_hot(self, member: Member, stripes: Mapping[StripeId, int], *, ttl: Nanos) -> bool:
+        """False when the member is no longer this boot, or owns nothing."""
+        flat = [part for stripe, extra in stripes.items() for part in (stripe.hex(), str(extra))]
+        answer = await self._run(self._announce_hot, member.node_id, member.boot_id.hex(), _ms(ttl), MOST_HOT_STRIPES, *flat)
+        return bool(answer[0] == "announced")
+
     async def sweep(self) -> None:
         config = self._config
         await self._run(
@@ -102,8 +96,8 @@ class RedisLink:
         answer = await self._run(self._view, known, scripts.EPOCH_LEAP)
         if len(answer) == 1:
             return None
-        epoch, records, states = answer
-        return view_of(int(epoch), _pairs(records), _pairs(states))
+        epoch, records, states, hot = answer
+        return view_of(int(epoch), _pairs(records), _pairs(states), _pairs(hot))
 
     async def announcements(self) -> AsyncGenerator[None, None]:
         """Yields at once when listening, then after each announced change (and now and then without one)."""

@@ -6,36 +6,23 @@ While Redis is away the last view stays and nobody is declared dead; a Redis tha
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
-from enum import StrEnum
 from typing import NoReturn
 
-from kvstore.core.view import TRANSITIONS, Member, MemberEvent, MemberState, View
+from kvstore.core.view import Member, MemberEvent, View
 from kvstore.errors import ConfigError, StaleView
-from kvstore.ids import Epoch
+from kvstore.ids import Epoch, StripeId
 from kvstore.registry.backoff import Backoff
 from kvstore.registry.config import RegistryConfig
-from kvstore.registry.redis_link import RedisLink, RegistryAway, Renewal
+from kvstore.registry.redis_link import RedisLink, RegistryAway
 from kvstore.registry.redis_url import without_password
+from kvstore.registry.standing import Membership, Standing
 from kvstore.units import Nanos, to_seconds
 
 log = logging.getLogger(__name__)
-
-_GONE = frozenset({MemberState.LEFT, MemberState.DEAD})
-
-
-class Membership(StrEnum):
-    """What this process is to the registry."""
-
-    OBSERVER = "observer"
-    """Follows the view only; never joined, or left."""
-    MEMBER = "member"
-    SUPERSEDED = "superseded"
-    """Another process joined under this node id: this one no longer renews."""
 
 
 class RedisRegistry:
@@ -50,14 +37,13 @@ class RedisRegistry:
         self._config = config or RegistryConfig()
         self._rng = rng or random.Random()
         self._link = RedisLink(url, config=self._config)
+        self._standing = Standing(self._link)
         self._view = View(Epoch(0))
         self._view_changed = asyncio.Condition()
         self._poll_now = asyncio.Event()
         self._superseded = asyncio.Event()
-        self._member: Member | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
-        self.membership = Membership.OBSERVER
         self.connected = False
         """Whether Redis answered when last asked."""
 
@@ -107,66 +93,57 @@ class RedisRegistry:
     # -- this process's membership
 
     @property
+    def membership(self) -> Membership:
+        return self._standing.membership
+
+    @property
     def member(self) -> Member | None:
         """This process as it last knew itself to be registered."""
-        return self._member
+        return self._standing.member
 
     async def join(self, member: Member) -> None:
         """Register and keep the lease renewed. `member.state` is JOINING, or ACTIVE for a member that serves at once.
 
         Takes the node id over from an earlier process, whose boot id is then behind. Raises RegistryAway when Redis is.
         """
-        assert member.state in (MemberState.JOINING, MemberState.ACTIVE), member.state
-        assert self._member is None, "joined twice"
-        takeover = await self._link.join(member, comes_back=False)
-        assert takeover is not None, "who starts takes its node id over"
-        self._member = dataclasses.replace(member, takeover=takeover)
-        self.membership = Membership.MEMBER
+        await self._standing.join(member)
         self._own(self._repeat("renew", self._renew_after_pause))
         self._own(self._repeat("sweep", self._sweep_after_pause))
         self._poll_now.set()
 
     async def serve(self) -> None:
         """JOINING -> ACTIVE: from now on it owns stripes. Raises RegistryAway, StaleView."""
-        await self._change(MemberEvent.SERVES)
+        await self._standing.change(MemberEvent.SERVES)
+        self._poll_now.set()
 
     async def drain(self) -> None:
         """ACTIVE -> DRAINING: gives what it has, takes nothing new. A second time changes nothing. Raises RegistryAway, StaleView."""
-        if self._member is None or self._member.state is not MemberState.DRAINING:
-            await self._change(MemberEvent.DRAINS)
+        await self._standing.drain()
+        self._poll_now.set()
 
     async def take_over(self, takeover: float) -> None:
         """The next step of a newcomer: it owns this much of the stripes that fall to it. Raises RegistryAway, StaleView."""
-        assert self._member is not None, "not joined"
-        if not await self._link.take_over(self._member, takeover=takeover):
-            raise StaleView(f"{self._member.node_id} has no stripes to take over now; it must renew first")
-        self._member = dataclasses.replace(self._member, takeover=takeover)
+        await self._standing.take_over(takeover)
         self._poll_now.set()
+
+    async def announce_hot(self, stripes: Mapping[StripeId, int], *, ttl: Nanos) -> None:
+        """Stripes of this member that many read -> extra replicas, for so long. Raises RegistryAway, StaleView."""
+        member = self._standing.member
+        assert member is not None, "not joined"
+        if not await self._link.announce_hot(member, stripes, ttl=ttl):
+            raise StaleView(f"{member.node_id} owns no stripes now; it must renew first")
+        await self._poll()
 
     async def leave(self) -> None:
         """-> LEFT; stop renewing. Raises RegistryAway, StaleView; the process may end all the same: its lease runs out."""
-        # First: a renewal whose answer is on its way must not take the parting for a removal and join again.
-        self.membership = Membership.OBSERVER
-        await self._change(MemberEvent.LEAVES)
+        await self._standing.leave()
+        self._poll_now.set()
 
     async def until_superseded(self) -> NoReturn:
         """Wait until another process has taken this node id over, then raise ConfigError: nobody comes here any more."""
         await self._superseded.wait()
-        assert self._member is not None
-        raise ConfigError(f"another process has joined as {self._member.node_id!r}; give each process of a cluster a node_id of its own")
-
-    async def _change(self, event: MemberEvent) -> None:
-        assert self._member is not None, "not joined"
-        after = TRANSITIONS.get((self._member.state, event))
-        if after is None:
-            raise StaleView(f"{self._member.node_id} is {self._member.state}: it cannot take that step from there")
-        for before in (self._member.state, MemberState.SUSPECT):
-            # A missed lease may have made us SUSPECT behind our back; that is as good as ACTIVE to a change of ours.
-            if (before, event) in TRANSITIONS and await self._link.change(self._member, before=before, after=TRANSITIONS[before, event]):
-                self._member = dataclasses.replace(self._member, state=after)
-                self._poll_now.set()
-                return
-        raise StaleView(f"{self._member.node_id} is not {self._member.state} in the registry any more; it must renew first")
+        assert self.member is not None
+        raise ConfigError(f"another process has joined as {self.member.node_id!r}; give each process of a cluster a node_id of its own")
 
     # -- loops; each is one task that lives until `close`
 
@@ -217,30 +194,9 @@ class RedisRegistry:
 
     async def _renew_after_pause(self) -> None:
         await asyncio.sleep(to_seconds(self._jittered(self._config.renew_every)))
-        if self.membership is Membership.MEMBER:
-            await self._renew()
-
-    async def _renew(self) -> None:
-        member = self._member
-        assert member is not None
-        renewal = await self._link.renew(member)
-        if renewal is Renewal.RENEWED or self.membership is not Membership.MEMBER:
-            return
-        log.warning("the registry's answer to the renewal of %s: %s", member.node_id, renewal)
-        match renewal:
-            case Renewal.EMPTIED:
-                known = [other for other in self._view.members if other.state not in _GONE and other.node_id != member.node_id]
-                await self._link.restore([*known, member], known=self._view.epoch)
-            case Renewal.ABSENT | Renewal.REMOVED:
-                if await self._link.join(member, comes_back=True) is None:
-                    self._give_way()
-            case Renewal.SUPERSEDED:
-                self._give_way()
-
-    def _give_way(self) -> None:
-        self.membership = Membership.SUPERSEDED
-        self._superseded.set()
-        self._poll_now.set()
+        if self.membership is Membership.MEMBER and not await self._standing.renew(self._view):
+            self._superseded.set()
+            self._poll_now.set()
 
     async def _sweep_after_pause(self) -> None:
         await asyncio.sleep(to_seconds(self._jittered(self._config.renew_every)))

@@ -1,7 +1,8 @@
 """The Lua scripts that change membership. Each one checks what it replaces, and each change bumps the epoch in the same step.
 
-Four keys, all in one hash slot: `members` (node id -> record that no script reads), `states` (node id ->
-"boot:state:since_ms:takeover_permille"), `leases` (node id -> end in ms of the server's clock), `meta` (epoch, swept_at, calm_until).
+Five keys, all in one hash slot: `members` (node id -> record that no script reads), `states` (node id ->
+"boot:state:since_ms:takeover_permille"), `leases` (node id -> end in ms of the server's clock), `meta` (epoch, swept_at, calm_until), `hot`
+(stripe id -> "extra_replicas:end_ms").
 All times are those of the Redis server, so no clock of a member counts.
 """
 
@@ -11,7 +12,7 @@ EPOCH_LEAP = 1024
 """How far the epoch jumps when Redis comes back with less than a member knew: further than any two members' views are apart."""
 
 _PRELUDE = """
-local MEMBERS, STATES, LEASES, META, CHANNEL = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[1]
+local MEMBERS, STATES, LEASES, META, HOT, CHANNEL = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], ARGV[1]
 local function now()
   local t = redis.call('TIME')
   return t[1] * 1000 + math.floor(t[2] / 1000)
@@ -98,6 +99,29 @@ return {'changed', bump()}
 """
 )
 
+# Stripes that an owner finds hot, for `ttl` from now on. A stripe keeps the most that anybody asked for; new ones are let in up to `most`.
+ANNOUNCE_HOT = (
+    _PRELUDE
+    + """
+local node, boot, ttl, most = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+local held_by, state = read(node)
+if held_by ~= boot or (state ~= 'active' and state ~= 'suspect') then return {'refused', epoch()} end
+local ends = number(now() + ttl)
+local changed = false
+for i = 6, #ARGV, 2 do
+  local stripe, extra = ARGV[i], tonumber(ARGV[i + 1])
+  local known = redis.call('HGET', HOT, stripe)
+  local before = known and tonumber(string.match(known, '^(%d+):')) or -1
+  if known or redis.call('HLEN', HOT) < most then
+    redis.call('HSET', HOT, stripe, number(math.max(before, extra)) .. ':' .. ends)
+    changed = changed or extra > before
+  end
+end
+if changed then bump() end
+return {'announced', epoch()}
+"""
+)
+
 # Suspect whose lease is over, bury who stayed suspect. Members sweep all the time, so a long gap between two sweeps means that
 # Redis or everybody was away: then leases ran out without meaning anything, and all get one lease's time to renew.
 SWEEP = (
@@ -113,6 +137,13 @@ if t - swept_at > gap then
 end
 if t < tonumber(redis.call('HGET', META, 'calm_until') or '0') then return {'calm', epoch()} end
 local changed = false
+local hot = redis.call('HGETALL', HOT)
+for i = 1, #hot, 2 do
+  if tonumber(string.match(hot[i + 1], ':(%d+)$')) < t then
+    redis.call('HDEL', HOT, hot[i])
+    changed = true
+  end
+end
 local states = redis.call('HGETALL', STATES)
 for i = 1, #states, 2 do
   local node = states[i]
@@ -170,6 +201,6 @@ if known > epoch() and redis.call('HLEN', STATES) > 0 then
   bump()
 end
 if epoch() <= known then return {epoch()} end
-return {epoch(), redis.call('HGETALL', MEMBERS), redis.call('HGETALL', STATES)}
+return {epoch(), redis.call('HGETALL', MEMBERS), redis.call('HGETALL', STATES), redis.call('HGETALL', HOT)}
 """
 )

@@ -4,28 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvstore.core.view import Member, View
+from kvstore.core.view import View
 
 
 class ViewSource(Protocol):
     @property
     def view(self) -> View:
         """The last view known; its epoch only grows. Reading it costs nothing and never waits."""
-        ...
-
-
-class OwnMember(Protocol):
-    """This process as a member: what a store itself brings about of its standing."""
-
-    @property
-    def member(self) -> Member | None: ...
-
-    async def drain(self) -> None:
-        """ACTIVE -> DRAINING. Raises RegistryAway, StaleView."""
-        ...
-
-    async def take_over(self, takeover: float) -> None:
-        """Raises RegistryAway, StaleView."""
         ...
 
 

@@ -62,6 +62,7 @@ class DrainReport:
     blocks: int
     remaining_blocks: int
     remaining_bytes: int
+    no_room_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

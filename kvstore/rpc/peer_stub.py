@@ -8,6 +8,7 @@ from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc
 
+from kvstore.core.upkeep.surroundings import PeerProgress
 from kvstore.errors import Unavailable
 from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, Epoch, KeySpace, NodeId, RungCode, StripeId
 from kvstore.rpc.calls import answer_of, messages_of
@@ -23,14 +24,6 @@ class PeerBlock:
     ttl: Nanos
     """What is left of its life; 0: no end."""
     rung: RungCode
-
-
-@dataclass(frozen=True, slots=True)
-class PeerProgress:
-    settled_epoch: Epoch
-    """Nothing is owed for the view of this epoch."""
-    blocks: int
-    """Readable there."""
 
 
 class PeerStub:

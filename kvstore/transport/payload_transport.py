@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.rpc.store_stub import StoreStub
@@ -28,8 +28,7 @@ class Peer:
     """"host:port" of its control plane; a transport learns its own door from there."""
 
 
-@dataclass(frozen=True, slots=True)
-class PayloadWrite:
+class PayloadWrite(NamedTuple):
     write_token: WriteToken
     payload: bytes | memoryview
     """Must not change until `write` returns."""

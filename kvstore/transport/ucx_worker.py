@@ -22,6 +22,10 @@ _STEPS_OF_A_TURN = 64
 """Of progress, without a pause: then others on the loop have their turn."""
 _SETTINGS = {"TCP_TX_SEG_SIZE": "256k", "TCP_RX_SEG_SIZE": "256k"}
 """Where the environment does not say otherwise. UCX's own 8 KiB a segment costs half as much CPU again (LOG.md)."""
+_FORMAT_BITS = 0x0F
+"""Of the first byte of an address: the number of its format. UCX ends the process over one that it does not know."""
+_END_MARKS = b"\xff" * 4096
+"""Put behind an address, whose length UCX is not told: where it reads past the end of a bent one, it finds marks of an end."""
 _CLOSE_NS = 1_000_000_000
 
 
@@ -89,12 +93,14 @@ class UcxWorker:
         self._turn()
 
     def connect(self, address: bytes) -> UcxEndpoint:
-        """`address` must come from somebody trusted: UCX ends the process over garbage. Raises UcxFailed."""
+        """Raises UcxFailed, also for an address that is none: what of it would end the process is looked at before UCX sees it (LOG.md)."""
         if self._is_closed:
             raise UcxFailed("the worker was closed")
+        if not address or (address[0] ^ self.address[0]) & _FORMAT_BITS:
+            raise UcxFailed("an address of another format than this UCX has")
         libucxx = self.ucx.libucxx
         try:
-            there = libucxx.UCXAddress.create_from_buffer(address)
+            there = libucxx.UCXAddress.create_from_buffer(address + _END_MARKS)
             endpoint = libucxx.UCXEndpoint.create_from_worker_address(self._worker, there, True)
         except self.ucx.UCXError as error:
             raise UcxFailed(f"no way by UCX: {error}") from None

@@ -29,6 +29,7 @@ from prefill_node.model.load import load_model  # noqa: E402
 from prefill_node.model.resolve import resolve_model  # noqa: E402
 from prefill_node.model.tokenizer import Tokenizer, load_tokenizer  # noqa: E402
 from prefill_node.quality.calibrate import CalibrationPlan, calibrate  # noqa: E402
+from prefill_node.quality.journal import Journal  # noqa: E402
 from prefill_node.quality.probe import Probe  # noqa: E402
 from prefill_node.quality.report import ReportPlan, report  # noqa: E402
 
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         else:
             command.add_argument("--calibration", type=Path)
             command.add_argument("--rungs", required=True)
+            command.add_argument("--resume", type=Path)
             command.add_argument("--block-tokens", type=int, default=32)
     return parser
 
@@ -88,6 +90,7 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     rungs = {name: _rung(name) for name in arguments.rungs.split(",")}
     if calibration is None and any(rung is Rung.KLT for rung, _ in rungs.values()):
         raise ConfigError("rung klt needs calibration tables: make them with `kvctl calibrate`")
+    journal = Journal(arguments.resume)
     probe, tokenizer = _opened(arguments)
     layout = dataclasses.replace(probe.model.layout, dtype="bfloat16", block_tokens=arguments.block_tokens)
     codecs = {
@@ -96,7 +99,7 @@ def _report(arguments: argparse.Namespace) -> dict[str, Any]:
     }
     warm_up(*codecs.values())
     texts = {path.stem: _tokens(tokenizer, path) for path in arguments.texts}
-    return report(probe, tokenizer, texts, codecs, plan, _progress, lambda rows: _say({"rows": rows}))
+    return report(probe, tokenizer, texts, codecs, plan, _progress, journal=journal, publish=lambda rows: _say({"rows": rows}))
 
 
 def _rung(name: str) -> tuple[Rung, int]:

@@ -27,6 +27,8 @@ class Window:
     """What the model says greedily behind the prefix and its last token; empty where that was not asked for."""
     last_token: int
     """The token that `continuation` follows."""
+    prefill_s: float
+    """CPU seconds a token, of all threads, in which the model made the prefix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,20 +49,18 @@ class Scores:
 
 @dataclass(slots=True)
 class Speed:
-    """Seconds of this thread's CPU time on bytes of unencoded KV; the fastest block counts, the machine being shared."""
+    """Seconds of this thread's CPU time on a block; the fastest one counts, the machine being shared."""
 
     encode: list[float] = field(default_factory=list)
     decode: list[float] = field(default_factory=list)
-    block_bytes: int = 0
-
-    def gigabytes_per_second(self) -> tuple[float, float]:
-        return self.block_bytes / min(self.encode) / 1e9, self.block_bytes / min(self.decode) / 1e9
 
 
 def open_window(probe: Probe, token_ids: Sequence[int], *, prefix_tokens: int, greedy_tokens: int = 0) -> Window:
     """Cost: a prefill of the window, and `greedy_tokens` steps of one token."""
     ids = list(token_ids)
+    began = time.process_time()
     prefix = probe.observe(ids[:prefix_tokens]).kv.bfloat16()
+    prefill_s = (time.process_time() - began) / prefix_tokens
     scored = probe.observe(ids[prefix_tokens:], prefix=prefix.float(), score=True).log_probabilities
     assert scored is not None
     continuation: list[int] = []
@@ -77,6 +77,7 @@ def open_window(probe: Probe, token_ids: Sequence[int], *, prefix_tokens: int, g
         log_probabilities=scored,
         continuation=continuation,
         last_token=ids[prefix_tokens],
+        prefill_s=prefill_s,
     )
 
 
@@ -94,7 +95,6 @@ def through_payloads(codec: BlockCodec, prefix: torch.Tensor, speed: Speed | Non
         if speed is not None:
             speed.encode.append(encoded - began)
             speed.decode.append(time.thread_time() - encoded)
-            speed.block_bytes = block.nbytes
         bits[..., start : start + size, :] = block.view(np.int16)
         total += len(payload)
         elements += block.size

@@ -16,8 +16,9 @@ from chaos.verdict import Tally
 from kvstore.errors import LarderError
 from kvstore.units import seconds
 
-WHOLE_WITHIN_S = 120.0
-_DRAIN_WITHIN_S = 90.0
+WHOLE_WITHIN_S = 300.0
+"""A few seconds on a quiet machine. On a starved one leases run out again and again."""
+_DRAIN_WITHIN_S = 300.0
 _FEWEST = 4
 _TWO_AT_ONCE = 0.3
 """Share of the episodes. With two replicas some blocks have both of them struck then: those are known, and all others must be there."""

@@ -21,6 +21,7 @@ from kvstore.units import seconds
 _LENGTHS = (8, 12, 16, 24)
 _PAUSE_S = 0.02
 """Between two pieces of work of one client: the stores, not the clients, shall have the cores."""
+_REFS_OF_A_CALL = 1024
 _STILL_AWAY_S = 0.1
 """Who was away this long before a read may be so still in the eyes of its client."""
 
@@ -30,6 +31,8 @@ class Load:
 
     def __init__(self, cluster: Cluster, ledger: Ledger, standing: Standing, clients: Sequence[StoreClient], tally: Tally) -> None:
         self._cluster, self._ledger, self._standing, self._clients, self._tally = cluster, ledger, standing, clients, tally
+        self._retired: list[Chain] = []
+        self._retired_before: list[Chain] = []
         self.over = asyncio.Event()
 
     async def writer(self, client: StoreClient, draw: random.Random) -> None:
@@ -39,7 +42,7 @@ class Load:
             number = draw.choice(unfinished) if unfinished and draw.random() < 0.7 else self._ledger.make(draw.choice(_LENGTHS))
             await self.put(client, number, draw.choice((Acknowledge.QUORUM, Acknowledge.ALL)))
             for chain in self._ledger.retire():
-                await self._forget(chain)
+                self._retired.append(chain)
             await asyncio.sleep(_PAUSE_S * 4)
 
     async def put(self, client: StoreClient, number: int, acknowledge: Acknowledge) -> None:
@@ -95,8 +98,13 @@ class Load:
             reason = str(error)
         return next((index for index in range(len(chain.refs)) if index not in came), len(chain.refs)), reason
 
-    async def _forget(self, chain: Chain) -> None:
+    async def forget_retired(self) -> None:
+        """On every store, when all is whole. Twice: a copy that was leased, or on its way, is there again. Else they would fill the stores,
+        which would then evict what was promised."""
+        chains = [*self._retired_before, *self._retired]
+        self._retired_before, self._retired = self._retired, []
+        refs = [ref for chain in chains for ref in chain.refs]
         for store in self._cluster.wanted():
-            if store.up and store.node_id not in self._standing.struck:
+            for start in range(0, len(refs), _REFS_OF_A_CALL):
                 with contextlib.suppress(LarderError):
-                    await store.admin.evict_blocks(KEY_SPACE, chain.refs, timeout=seconds(2))
+                    await store.admin.evict_blocks(KEY_SPACE, refs[start : start + _REFS_OF_A_CALL], timeout=seconds(5))

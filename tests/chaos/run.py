@@ -64,7 +64,7 @@ async def run(
                 for number, (work, client) in enumerate((work, client) for work in (load.writer, load.reader) for client in clients)
             ]
             try:
-                await _strike(hand, workers, tally.seed, until=started + minutes * 60, kinds=kinds)
+                await _strike(hand, load, workers, tally.seed, until=started + minutes * 60, kinds=kinds)
             finally:
                 load.over.set()
                 await asyncio.gather(*workers)
@@ -84,13 +84,14 @@ async def run(
     tally.minutes = (time.monotonic() - started) / 60
 
 
-async def _strike(hand: Hand, workers: list[asyncio.Future[None]], seed: int, *, until: float, kinds: tuple[str, ...]) -> None:
+async def _strike(hand: Hand, load: Load, workers: list[asyncio.Future[None]], seed: int, *, until: float, kinds: tuple[str, ...]) -> None:
     draw = random.Random(f"{seed}/pauses")
     waiting = list(kinds)
     while waiting or (not kinds and time.monotonic() < until):
         kind = waiting.pop(0) if kinds else hand.draw_kind()
         await asyncio.sleep(draw.uniform(0.1, 1.5))
         await hand.strike(kind)
+        await load.forget_retired()
         for worker in workers:
             if worker.done():
                 worker.result()  # a bug in a client, or in here
@@ -189,7 +190,8 @@ def main() -> int:
         "--hosts", choices=("auto", "netns", "loopback"), default="auto", help="network namespaces need root; auto: where they can be had"
     )
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # what Ctrl-C takes away, this does
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what goes to the background with Ctrl-C ignored
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     logging.getLogger("kvstore").setLevel(logging.ERROR)  # clients have a line for each circuit
     tally = Tally(options.seed)
     started = time.monotonic()

@@ -58,6 +58,10 @@ class Proxy:
         """Flips a bit of this byte of each connection."""
         self.hold_after: int | None = None
         """Passes nothing on after so many bytes, and keeps the connection."""
+        self.connections = 0
+        """Made so far."""
+        self.spared = 0
+        """The number of a connection that nothing is done to."""
         self.port = 0
 
     async def start(self) -> None:
@@ -71,6 +75,8 @@ class Proxy:
         self._server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        number = self.connections
         try:
             there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
         except OSError:
@@ -85,6 +91,10 @@ class Proxy:
         async def down() -> None:
             passed = 0
             while data := await there_reader.read(1 << 18):
+                if number == self.spared:
+                    writer.write(data)
+                    await writer.drain()
+                    continue
                 if self.flip_at is not None and passed <= self.flip_at < passed + len(data):
                     at = self.flip_at - passed
                     data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]

@@ -126,20 +126,60 @@ def test_a_cut_in_the_middle_is_a_miss_and_the_next_read_is_whole(
     run(test())
 
 
-def test_a_bit_that_flips_on_the_wire_is_found_by_the_reader(run: Any, serving: Any, chain: Any, key_space: Any) -> None:
+@pytest.mark.parametrize("kind", WIRES)
+@pytest.mark.parametrize("tier", [Tier.HOST, Tier.SSD, Tier.GPU])
+def test_a_bit_that_flips_on_the_wire_is_found_by_the_reader(
+    kind: str, tier: Tier, run: Any, serving: Any, chain: Any, key_space: Any
+) -> None:
     sizes = [300_000] * 4
     refs = chain(sizes)
+    alone = {"host_capacity": Bytes(0), "staging_capacity": Bytes(8 * MIB)}
+    keys: dict[Tier, dict[str, Any]] = {
+        Tier.HOST: {},
+        Tier.SSD: alone,
+        Tier.GPU: alone | {"ssd_path": None, "gpu_device": "cpu", "gpu_capacity": Bytes(8 * MIB)},
+    }
 
     async def test() -> None:
-        async with serving("tcp", wire=True) as store:
+        async with serving(kind, wire=True, **keys[tier]) as store:
             await store.put(refs, sizes)
-            await store.client._nodes._transport.close()
-            store.proxy.flip_at = 450_000
-            reasons = await store.read(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                assert {copy.tier for copy in lease.copies} == {tier}
+                if kind == "tcp":
+                    await store.client._nodes._transport.close()  # a new connection, so that its bytes are counted from 0
+                store.proxy.flip_at = 450_000
+                reasons = [block.reason async for block in store.client.read(lease)]
             assert reasons.count("ok") == 3
             assert "bad_checksum" in reasons
             store.proxy.heal()
             assert await store.read(refs, sizes) == ["ok"] * 4, "the node's copy was good and stays"
+
+    run(test())
+
+
+def test_a_large_read_goes_over_several_connections_and_a_cut_one_costs_only_its_own_blocks(
+    run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any
+) -> None:
+    sizes = [MIB] * 12
+    refs = chain(sizes)
+    config = dataclasses.replace(client_config, read_streams=3)
+
+    async def test() -> None:
+        async with serving("tcp", wire=True, client_config=config) as store:
+            await store.put(refs, sizes)
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                await store.client._nodes._transport.close()
+                before = store.proxy.connections
+                blocks = [block async for block in store.client.read(lease)]
+                assert [block.reason for block in blocks] == ["ok"] * 12
+                assert store.proxy.connections - before >= 3
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                await store.client._nodes._transport.close()
+                store.proxy.cut_after, store.proxy.spared = 2 * MIB, store.proxy.connections + 1
+                blocks = [block async for block in store.client.read(lease)]
+            ok = {block.index for block in blocks if block.payload is not None}
+            assert len(blocks) == 12
+            assert len(ok) == 4 + 1 + 1, "one whole stream, and of each that was cut what had come"
 
     run(test())
 
@@ -281,7 +321,7 @@ def test_a_writer_whose_reservation_is_over_writes_nothing(run: Any, serving: An
             assert await nodes.write("node-a", [late]) == {grant.write_token}
             assert bytes(store.server.host.view(grant.arena_offset, MIB)) == bytes(MIB), "nothing was touched"
             await eventually(lambda: store.server.status().reservations == 0)
-            over = dataclasses.replace(late, end_by=Nanos(1 << 62))
+            over = late._replace(end_by=Nanos(1 << 62))
             await nodes.write("node-a", [over])
             items = [(grant.write_token, payload_checksum(over.payload))]
             statuses = await nodes.call("node-a", lambda stub: stub.commit(items, timeout=seconds(5)))

@@ -6,6 +6,8 @@ import asyncio
 import dataclasses
 import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -92,6 +94,38 @@ def test_a_port_scanner_at_the_ports_of_ucx_disturbs_nobody(run: Any, serving: A
                         assert await store.read(refs, sizes) == ["ok"] * 3
 
     run(test())
+
+
+def test_an_address_that_is_none_ends_no_process() -> None:
+    """UCX itself aborts over the number of a format that it does not know, and is not told where an address ends."""
+    script = """
+import asyncio, random
+from kvstore.transport.ucx_worker import UcxFailed, open_worker
+
+async def main():
+    rng = random.Random(7)
+    here, there = await open_worker(net_devices="lo"), await open_worker(net_devices="lo")
+    good = there.address
+    bent = [bytes([first]) + good[1:] for first in range(good[0] & 0xF0, (good[0] & 0xF0) + 16) if first != good[0]]
+    bent += [b"", b"garbage" * 20, bytes(100)] + [good[:cut] for cut in range(0, len(good), 9)]
+    bent += [good[:1] + rng.randbytes(80) for _ in range(20)]
+    refused = 0
+    for address in bent:
+        try:
+            here.connect(address).close()
+        except UcxFailed:
+            refused += 1
+    memory = memoryview(bytearray(5))
+    arriving = here.connect(good).receive(memory, 7)
+    there.connect(here.address).send(memoryview(b"bytes"), 7)
+    await asyncio.wait_for(arriving, 20)
+    print(bytes(memory).decode(), refused * 10 > len(bent) * 9, flush=True)
+
+asyncio.run(main())
+"""
+    environment = os.environ | {"UCX_TLS": "tcp,self", "UCX_LOG_LEVEL": "fatal"}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["bytes", "True"]), ended.stderr[-2000:]
 
 
 def listening_ports() -> set[int]:

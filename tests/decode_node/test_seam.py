@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-ANSWER = 24
-PROMPTS = (5, 11, 27, 44, 61, 90)
+ANSWER = 20
+PROMPTS = (11, 27, 44, 61)
 
 
 @pytest.fixture
@@ -31,18 +32,18 @@ def test_streams_struck_again_and_again_in_a_changing_batch_are_those_left_alone
         async with kitchen(dtype=dtype) as k:
             draw = random.Random(seed)
             prompts = [[draw.randrange(3, 500) for _ in range(tokens)] for tokens in PROMPTS]
-            samplings = [session_kitchen.GREEDY, session_kitchen.SAMPLED] * 3
+            samplings = [session_kitchen.GREEDY, session_kitchen.SAMPLED] * 2
             asked = list(zip(prompts, samplings, strict=True))
             alone = [await k.stream(*request, "alone", tokens=ANSWER, top_logprobs=3) for request in asked]
-            blows = [(set(draw.sample(range(ANSWER), 3)), set(draw.sample(range(ANSWER), 2))) for _ in prompts]
+            blows = [(set(draw.sample(range(ANSWER), 2)), set(draw.sample(range(ANSWER), 1))) for _ in prompts]
             struck = await asyncio.gather(
                 *(
                     k.stream(*request, "struck", tokens=ANSWER, kill_at=breaks, fault_at=faults, top_logprobs=3)
                     for request, (breaks, faults) in zip(asked, blows, strict=True)
                 )
             )
-            assert k.killer.kills == 5 * len(prompts)
-            assert sum(streamed.story.failovers for streamed in struck) >= k.killer.kills
+            assert k.killer.kills == 3 * len(prompts)
+            assert all(streamed.story.failovers >= 2 for streamed in struck)  # a step may fail for one that has gone already
             for left, hit, blow in zip(alone, struck, blows, strict=True):
                 assert hit.tokens == left.tokens, f"seed {seed}: {blow}"
                 assert hit.logprobs == left.logprobs, f"seed {seed}: {blow}"
@@ -57,19 +58,32 @@ def test_streams_of_a_draining_node_move_within_two_steps(kitchen: Callable[...,
     async def main() -> None:
         async with kitchen(dtype="bfloat16", names=("decode-1", "decode-2")) as k:
             draw = random.Random(seed)
-            prompts = [[draw.randrange(3, 500) for _ in range(tokens)] for tokens in PROMPTS[1:5]]
+            prompts = [[draw.randrange(3, 500) for _ in range(tokens)] for tokens in PROMPTS]
             samplings = [session_kitchen.GREEDY, session_kitchen.SAMPLED] * 2
             asked = list(zip(prompts, samplings, strict=True))
             alone = [await k.stream(*request, "alone", tokens=120) for request in asked]
-            drained = False
+            counts, grown = [0] * len(prompts), asyncio.Event()
 
-            def drain_once(count: int) -> None:
-                nonlocal drained
-                if count == 30 and not drained:
-                    drained = True
+            def note(stream: int, count: int) -> None:
+                counts[stream] = count
+                grown.set()
+                if count == 30 and max(counts) == 30:
                     k.drain("decode-1")
 
-            moved = await asyncio.gather(*(k.stream(*request, "moved", tokens=120, on_token=drain_once) for request in asked))
+            slowed: set[int] = set()
+
+            async def while_another_block_fills(token_ids: Sequence[int]) -> None:
+                (stream,) = [number for number, prompt in enumerate(prompts) if list(token_ids[: len(prompt)]) == prompt]
+                if stream not in slowed:
+                    slowed.add(stream)
+                    while len(prompts[stream]) + counts[stream] < len(token_ids) + 10:
+                        grown.clear()
+                        await grown.wait()
+
+            k.backends["decode-2"].preparing = while_another_block_fills
+            moved = await asyncio.gather(
+                *(k.stream(*request, "moved", tokens=120, on_token=partial(note, number)) for number, request in enumerate(asked))
+            )
             assert [streamed.tokens for streamed in moved] == [streamed.tokens for streamed in alone]
             assert sum(streamed.story.failovers for streamed in moved) == 0
             moves = sum(streamed.story.moves for streamed in moved)

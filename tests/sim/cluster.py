@@ -1,49 +1,51 @@
-"""A simulated cluster: several stores, clients and a registry under one seeded clock, network and set of disks.
+"""A simulated cluster: stores with their upkeep, clients and a registry under one seeded clock, network and set of disks.
 
-A run is a storm (random puts, reads and deletes while nodes crash, freeze, stop, rot and run full, and links are cut, slow and lossy), then
-calm, in which every acknowledged block of which a good copy lives must be readable, then silence, after which nothing may be left over.
-`StoreNode` checks the invariants of its node after every event; an operation of a client that does not end within its bounds is found
-in the calm.
+A run is a storm (random puts, reads and deletes while nodes crash, freeze, stop, drain, join, rot and run full, and links are cut, slow
+and lossy), then calm, in which the cluster must converge (`sim.convergence`) and every acknowledged block of which a good copy lives be
+readable, then silence, after which nothing may be left over. `StoreNode` checks the invariants of its node after every event; an
+operation of a client that does not end within its bounds is found in the calm.
 
-To grow it: a node that joins, drains or is declared dead is one more change of the registry (`SimulatedRegistry.change`), which every
-client and node learns late; what nodes do after one (repair, rebalance) is a process of `sim.timeline` that belongs to the node, as
-`SimulatedClient`'s belong to a client, and talks to the others by `Cluster.call`, so that the network delays, drops and cuts it too.
-`FAULTS` names what a storm may bring; `Storm` sizes it. Convergence once faults stop is one more check in `Cluster.calm_down`.
+What a storm may bring is in `sim.faults`; `Storm` sizes it.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from random import Random
 from typing import Any, NamedTuple
 
-from sim import registry
+from sim import convergence
 from sim.client import Held, Lease, SimulatedClient
 from sim.describe import describe
+from sim.faults import Faults
 from sim.media import Media
 from sim.messages import TIMEOUT, WriteBytes
-from sim.network import CALM, Network, Weather
+from sim.network import Network
 from sim.node_invariants import check_quiet
 from sim.oracle import ByteOracle
 from sim.registry import SimulatedRegistry
 from sim.store_node import StoreNode
 from sim.timeline import Reply, Timeline
+from sim.upkeep import upkeep_config
 
 from kvstore.client.answers import Acknowledge, PutOutcome
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
+from kvstore.core.placement import place
 from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
-from kvstore.ids import BlockRef, BootId, KeySpace, LayoutFingerprint, Namespace, NodeId
+from kvstore.core.view import View
+from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, Namespace, NodeId
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 REGION_BYTES = 16 * ALIGNMENT
 KEY_SPACES = tuple(KeySpace(Namespace(name), LayoutFingerprint(bytes(32))) for name in ("a", "b"))
 LONGER_THAN_AN_OPERATION = seconds(25)
 LONGER_THAN_A_LEASE = seconds(10)
+LONGER_THAN_A_VERIFY = seconds(65)
 
 
 class Storm(NamedTuple):
@@ -52,7 +54,9 @@ class Storm(NamedTuple):
     nodes: int
     clients: int = 2
     replicas: int = 2
-    lasts: Nanos = seconds(8)
+    newcomers: int = 2
+    """May join, at most."""
+    lasts: Nanos = seconds(15)
     pause_between_operations: Nanos = milliseconds(500)
     """Of one client, on average."""
     pause_between_faults: Nanos = milliseconds(1400)
@@ -71,29 +75,30 @@ class Cluster:
         self.reasons: dict[str, int] = {}
         """Why replicas do not hold a block that was put, and why a block that was leased could not be read."""
         self.reads = 0
-        self.nodes = {}
-        for number in range(storm.nodes):
-            node_id = NodeId(f"n{number}")
-            self.nodes[node_id] = StoreNode(node_id, world=self, config=self._node_config(), rng=self.rng)
-        zones = self.rng.choice((1, 2, storm.nodes))
-        self.registry = SimulatedRegistry(
-            self.timeline, self.network, zones={node_id: str(number % zones) for number, node_id in enumerate(self.nodes)}
-        )
+        self.nodes: dict[NodeId, StoreNode] = {}
+        self.registry = SimulatedRegistry(self.timeline, self.network)
+        self._zones = self.rng.choice((1, 2, storm.nodes))
+        self._roomy = self.rng.random() < 0.5
         self._client_names = 0
-        self.clients: dict[str, SimulatedClient] = self.registry.clients
-        self._stormy = True
-        self._mended: list[Callable[[], None]] = []
-        """What puts right each fault that is in force."""
-        self.chains = [(key_space, chain) for key_space in KEY_SPACES for chain in _chains_of(key_space)]
-        # Each run has its own mood: some faults often, some never. Runs that do a bit of everything all look alike.
-        self.mood = [self.rng.choice((0.0, 1.0, 1.0, 4.0)) for _ in FAULTS]
-        if not any(self.mood):
-            self.mood[0] = 1.0
-        for node in self.nodes.values():
-            node.boot()
-            self.registry.renew(node.node_id, node.boot_id)
+        self.clients: dict[str, SimulatedClient] = {}
+        self.stormy = True
+        self.chains = [(key_space, chain) for key_space in KEY_SPACES for chain in _chains_of(key_space, branches=3 + storm.nodes // 8)]
+        self.blocks = {(key_space, block.hash): block for key_space, chain in self.chains for block in chain}
+        self.faults = Faults(self)
+        for _ in range(storm.nodes):
+            self.new_node()
+        self.wait(seconds(2))  # all of them are in
         for _ in range(storm.clients):
-            self._new_client()
+            self.new_client()
+
+    def new_node(self) -> StoreNode:
+        number = len(self.nodes)
+        node_id = NodeId(f"n{number}")
+        upkeep = upkeep_config(self.rng, nodes=self.storm.nodes, replicas=self.storm.replicas, zone=str(number % self._zones))
+        node = self.nodes[node_id] = StoreNode(node_id, world=self, config=self._node_config(), upkeep=upkeep, rng=self.rng)
+        self.registry.followers[node_id] = node
+        node.boot()
+        return node
 
     def _node_config(self) -> StoreConfig:
         rng = self.rng
@@ -108,7 +113,7 @@ class Cluster:
             retry_after=milliseconds(500),
         )
         return StoreConfig(
-            host_capacity=Bytes(rng.choice((12, 24, 60)) * ALIGNMENT),
+            host_capacity=Bytes((400 if self._roomy else rng.choice((12, 24, 60))) * ALIGNMENT),
             ssd=ssd if rng.random() < 0.8 else None,
             lease=LeaseConfig(ttl=seconds(4), max_ttl=seconds(6), max_lifetime=seconds(20), max_read=seconds(4)),
             admission=AdmissionConfig(promote_after_uses=rng.choice((1, 2))),
@@ -133,9 +138,23 @@ class Cluster:
         """The last events, one a line."""
         return [f"{at / 1e9:.3f} {who} {what if isinstance(what, str) else describe(what)}" for at, who, what in self.history]
 
-    def heartbeat(self, node: StoreNode) -> None:
-        boot_id = node.boot_id
-        self.network.send(node.node_id, registry.NAME, lambda: self.registry.renew(node.node_id, boot_id))
+    def exits(self, node: StoreNode) -> None:
+        """Whoever watches its process starts another one."""
+        self.log(node.node_id, "EXIT")
+        node.crash()
+        self.timeline.after(seconds(1), lambda: self.start(node))
+
+    def start(self, node: StoreNode) -> None:
+        if not node.is_up:
+            node.restart()
+
+    def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
+        """No copy goes before each owner had one of its own, a moment ago at the earliest."""
+        since = self.timeline.now - LONGER_THAN_A_VERIFY
+        for block in hashes:
+            for owner in place(self.blocks[key_space, block].stripe, view, replicas=self.storm.replicas):
+                other, key = self.nodes[owner], (key_space, block)
+                assert other.holds(key_space, block) or other.lost_at.get(key, -1) >= since, f"{node.node_id} gives up what {owner} lacks"
 
     def call(self, client: str, node_id: NodeId, message: Any, *, timeout: Nanos) -> Reply:
         reply = Reply()
@@ -163,23 +182,24 @@ class Cluster:
     # --- the storm ------------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        self.timeline.after(0, self._next_fault)
-        self.timeline.run_until(self.storm.lasts)
+        if self.storm.faults:
+            self.timeline.after(0, self.faults.next)
+        self.wait(self.storm.lasts)
         self.calm_down()
 
-    def _new_client(self) -> None:
+    def new_client(self) -> None:
         self._client_names += 1
         client = SimulatedClient(f"c{self._client_names}", self, replicas=self.storm.replicas, rng=self.rng)
-        self.clients[client.name] = client
+        self.clients[client.name] = self.registry.followers[client.name] = client
         client.see(self.registry.view)
         self.timeline.after(self.rng.randrange(milliseconds(500)), lambda: self._work(client))
 
     def _work(self, client: SimulatedClient) -> None:
         """One operation after another, several at a time; a client that is killed leaves everything as it is."""
-        if client.processes.killed or not self._stormy:
+        if client.processes.killed or not self.stormy:
             return
         operations = (self._put, self._put, self._get, self._get, self._delete)
-        weights = (4, 4, 4, 4, self.mood[0] / 2)
+        weights = (4, 4, 4, 4, self.faults.mood[0] / 2)
         client.processes.spawn(self.rng.choices(operations, weights)[0](client))
         pause = self.rng.randrange(2 * self.storm.pause_between_operations)
         self.timeline.after(pause, lambda: self._work(client))
@@ -217,144 +237,44 @@ class Cluster:
             self.oracle.acknowledged.pop((key_space, block.hash), None)
         yield from client.delete(key_space, blocks[:3])
 
-    # --- faults ---------------------------------------------------------------------------------------------------------------------------
-
-    def _next_fault(self) -> None:
-        if self._stormy and self.storm.faults:
-            self.rng.choices(FAULTS, self.mood)[0](self)
-            self.timeline.after(self.rng.randrange(2 * self.storm.pause_between_faults), self._next_fault)
-
-    def _for_a_while(self, longest: Nanos, mend: Callable[[], None]) -> None:
-        """`mend` once, after a while or at the end of the storm."""
-        self._mended.append(mend)
-
-        def end() -> None:
-            if mend in self._mended:
-                self._mended.remove(mend)
-                mend()
-
-        self.timeline.after(self.rng.randrange(milliseconds(200), longest), end)
-
-    def _some_node(self) -> StoreNode | None:
-        awake = [node for node in self.nodes.values() if node.is_up and not node.is_frozen and not node.stopping]
-        return self.rng.choice(awake) if awake else None
-
-    def _crash(self) -> None:
-        node = self._some_node()
-        if node is None:
-            return
-        if self.rng.random() < 0.5:
-            node.crash_soon = True  # between two instructions of one event
-        else:
-            node.crash(silent=self.rng.random() < 0.3)
-
-        def back() -> None:
-            node.crash_soon = False
-            self._start(node)
-
-        self._for_a_while(self.rng.choice((milliseconds(300), seconds(12))), back)  # faster than a heartbeat, or slower
-
-    def _start(self, node: StoreNode) -> None:
-        if not node.is_up:
-            node.restart()
-
-    def _stop(self) -> None:
-        node = self._some_node()
-        if node is not None:
-            node.stop()
-            self._for_a_while(seconds(15), lambda: self._start(node))
-
-    def _freeze(self) -> None:
-        node = self._some_node()
-        if node is not None:
-            node.freeze(self.rng.randrange(milliseconds(100), seconds(10)))
-
-    def _cut(self) -> None:
-        """Clients, or the registry, from one node: both ways, or one."""
-        node_id = self.rng.choice(tuple(self.nodes))
-        others = [*self.clients, registry.NAME] if self.rng.random() < 0.5 else [self.rng.choice([*self.clients, registry.NAME])]
-        ways = self.rng.choice(((True, True), (True, False), (False, True)))
-        links = [(other, node_id) for other in others if ways[0]] + [(node_id, other) for other in others if ways[1]]
-        for link in links:
-            self.network.cut(*link)
-
-        def heal() -> None:
-            for link in links:
-                self.network.heal(*link)
-
-        self._for_a_while(seconds(8), heal)
-
-    def _bad_weather(self) -> None:
-        rng = self.rng
-        self.network.weather = Weather(
-            lost=rng.choice((0.0, 0.05, 0.2)),
-            repeated=rng.choice((0.0, 0.1, 0.3)),
-            spoiled=rng.choice((0.0, 0.05)),
-            slow=rng.choice((0.0, 0.1, 0.3)),
-        )
-
-        def clear_up() -> None:
-            self.network.weather = CALM
-
-        self._for_a_while(seconds(8), clear_up)
-
-    def _bad_disk(self) -> None:
-        node = self.rng.choice(tuple(self.nodes.values()))
-        node.fault_rate = self.rng.choice((0.0, 0.05, 0.3))
-        node.slow_disk = self.rng.random() < 0.5
-        node.disk_full = self.rng.random() < 0.3
-
-        def repair() -> None:
-            node.fault_rate, node.slow_disk, node.disk_full = 0.0, False, False
-
-        self._for_a_while(seconds(8), repair)
-
-    def _rot(self) -> None:
-        node = self.rng.choice(tuple(self.nodes.values()))
-        for _ in range(self.rng.choice((1, 3, 10))):
-            self.log(node.node_id, f"FLIP {node.media.flip_bit()}")
-
-    def _lose_client(self) -> None:
-        name = self.rng.choice(tuple(self.clients))
-        self.log(name, "KILLED")
-        self.clients.pop(name).kill()
-        self._new_client()
-
     # --- calm, silence --------------------------------------------------------------------------------------------------------------------
 
     def calm_down(self) -> None:
-        self._stormy = False
+        self.stormy = False
         self.log("cluster", "CALM")
-        mended, self._mended = self._mended, []
-        for mend in mended:
-            mend()
+        self.faults.end()
         # Whoever stops or sleeps still is back by then, and every operation has ended, one way or the other.
-        self._wait(LONGER_THAN_AN_OPERATION)
+        self.wait(LONGER_THAN_AN_OPERATION)
         for node in self.nodes.values():
-            self._start(node)
-        self._wait(LONGER_THAN_A_LEASE)
+            self.start(node)
+        self.wait(LONGER_THAN_A_LEASE)
         for client in self.clients.values():
             assert len(client.processes) == 0, f"{client.name}: an operation outlived its bounds"
             assert not client.held, f"{client.name}: a lease was never given back"
+        convergence.until_converged(self)
         self._read_what_was_promised()
-        self._wait(LONGER_THAN_A_LEASE)
+        if self.storm.nodes > self.storm.replicas:
+            convergence.drain_one(self)
+            self._read_what_was_promised()
         for node in self.nodes.values():
-            assert node.state is not None
-            check_quiet(node.state)
-            assert len(node.incoming) == 0, "a write token is open for ever"
+            node.upkeep.processes.kill()  # it would go on comparing for ever
+        self.wait(LONGER_THAN_A_LEASE)
+        for node in self.nodes.values():
+            if node.state is not None:
+                check_quiet(node.state)
+                assert len(node.incoming) == 0, "a write token is open for ever"
 
-    def _wait(self, duration: Nanos) -> None:
+    def wait(self, duration: Nanos) -> None:
         self.timeline.run_until(Nanos(self.timeline.now + duration))
 
     def _read_what_was_promised(self) -> None:
-        """Of acknowledged blocks, each that lives somewhere, unspoiled, in one of its replicas."""
+        """Of acknowledged blocks, each that lives somewhere, unspoiled, in one of its present owners."""
         client = next(iter(self.clients.values()))
-        assert set(client.router.stores()) == set(self.nodes), "a node that is back is not in the view"
-        assert all(client.router.usable(node_id) for node_id in self.nodes), "a circuit stays open although its node is back"
+        assert all(client.router.usable(node_id) for node_id in client.router.stores()), "a circuit stays open although its node is back"
         promised: dict[tuple[KeySpace, bytes], list[BlockRef]] = {}
         for key_space, chain in self.chains:
             for block in chain:
-                if self._lives(key_space, block, self.oracle.acknowledged.get((key_space, block.hash), ())):
+                if (key_space, block.hash) in self.oracle.acknowledged and self._lives(key_space, block):
                     blocks = promised.setdefault((key_space, block.stripe), [])
                     if block not in blocks:
                         blocks.append(block)
@@ -362,18 +282,14 @@ class Cluster:
             missing = self._read_now(client, key_space, blocks)
             for block in missing:  # behind a hole of the replica that was asked first, maybe: asked for alone, it must come
                 if self._read_now(client, key_space, [block]):
-                    holders = self.oracle.acknowledged[key_space, block.hash]
-                    lives = self._lives(key_space, block, holders)  # a demotion may cost one its room, in the calm too
+                    lives = self._lives(key_space, block)  # a demotion may cost one its room, in the calm too
                     assert not lives, f"block {describe(block)} was acknowledged, lives, and is not found"
 
-    def _lives(self, key_space: KeySpace, block: BlockRef, holders: Iterable[NodeId]) -> bool:
-        for node_id in holders:
-            state, media = self.nodes[node_id].state, self.nodes[node_id].media
-            assert state is not None
-            entry = state._stock.index.get(key_space, block.hash)
-            if entry is not None and not any(media.is_rotten(copy.extent) for copy in entry.copies):
-                return True
-        return False
+    def _lives(self, key_space: KeySpace, block: BlockRef) -> bool:
+        return any(self.nodes[owner].holds_good(key_space, block.hash) for owner in self.owners(block))
+
+    def owners(self, block: BlockRef) -> tuple[NodeId, ...]:
+        return place(block.stripe, self.registry.view, replicas=self.storm.replicas)
 
     def _read_now(self, client: SimulatedClient, key_space: KeySpace, blocks: list[BlockRef]) -> list[BlockRef]:
         """Those that did not come."""
@@ -387,28 +303,16 @@ class Cluster:
         reading = client.processes.spawn(steps())
         end = self.timeline.now + seconds(20)
         while not reading.done and self.timeline.now < end:
-            self._wait(milliseconds(5))
+            self.wait(milliseconds(5))
         assert reading.done, "a read of a healthy cluster does not end"
         return [block for block in blocks if reading.value.get(block.hash) is None]
 
 
-FAULTS: tuple[Callable[[Cluster], None], ...] = (
-    Cluster._crash,
-    Cluster._stop,
-    Cluster._freeze,
-    Cluster._cut,
-    Cluster._bad_weather,
-    Cluster._bad_disk,
-    Cluster._rot,
-    Cluster._lose_client,
-)
-
-
-def _chains_of(key_space: KeySpace) -> list[tuple[BlockRef, ...]]:
-    """A small tree: three conversations that share their first four blocks, and one of its own."""
+def _chains_of(key_space: KeySpace, *, branches: int) -> list[tuple[BlockRef, ...]]:
+    """A small tree: some conversations that share their first four blocks, and one of its own."""
     root = root_hash(namespace=key_space.namespace, model_digest=b"m", layout=key_space.layout)
     shared = [1] * 8
-    chains = [chain_of(shared + [branch] * 16, block_tokens=2, root=root) for branch in range(3)]
+    chains = [chain_of(shared + [branch] * 16, block_tokens=2, root=root) for branch in range(branches)]
     return [*chains, chain_of([9] * 30, block_tokens=2, root=root)]
 
 
@@ -421,4 +325,8 @@ def run_cluster(seed: int, storm: Storm) -> Cluster:
     except Exception as error:
         last = "\n".join(cluster.story()) if cluster is not None else ""
         raise AssertionError(f"seed {seed}, {storm}: {error!r}\n{last}") from error
+    finally:
+        for node in cluster.nodes.values() if cluster is not None else ():
+            if node.boots:
+                node.upkeep.processes.kill()
     return cluster

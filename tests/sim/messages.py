@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kvstore.errors import LarderError
 from kvstore.ids import BootId, NodeId, WriteToken
 
 
@@ -22,6 +23,14 @@ class WriteBytes(NamedTuple):
     writes: tuple[tuple[WriteToken, bytes], ...]
 
 
+class UpkeepCall(NamedTuple):
+    """A call of the peer service: what PeerAnswers answers, or Failed."""
+
+    name: str
+    arguments: tuple[Any, ...]
+    verify: bool | None = None
+
+
 class ReadPayload(NamedTuple):
     """One item of the answer to a ReadRequested."""
 
@@ -35,6 +44,8 @@ class Failed(NamedTuple):
 
     reason: str
     deadline_passed: bool = False
+    error: LarderError | None = None
+    """What a peer answered with."""
 
 
 UNREACHABLE = Failed("unreachable")

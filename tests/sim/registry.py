@@ -1,62 +1,181 @@
-"""Membership of a simulated cluster, as Redis keeps it: heartbeats come in by the network, views go out by it, late and out of order.
-
-A store that misses its lease is SUSPECT and still owns its stripes; one that starts again is ACTIVE with its new boot id.
-"""
+"""Membership of a simulated cluster, as the scripts of kvstore/registry/scripts.py keep it in Redis: each call checks what it replaces, and
+each change is a new epoch. Calls come in by the network, views go out by it, late and out of order."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from sim.client import SimulatedClient
+from sim.messages import TIMEOUT
 from sim.network import Network
-from sim.timeline import Timeline
+from sim.timeline import Reply, Timeline
 
-from kvstore.core.view import Member, MemberState, Role, View
-from kvstore.ids import BootId, Epoch, NodeId
-from kvstore.units import Nanos, seconds
+from kvstore.core.view import Member, MemberState, View
+from kvstore.ids import Epoch, NodeId
+from kvstore.registry.config import RegistryConfig
+from kvstore.registry.redis_link import RegistryAway
+from kvstore.registry.standing import Renewal
+from kvstore.units import Nanos, milliseconds, seconds
 
 NAME = "registry"
-_LEASE = seconds(6)
-_SWEEP_EVERY = seconds(2)
+CONFIG = RegistryConfig(lease_ttl=seconds(3), dead_after=seconds(3), forget_after=seconds(60))
+_TOLD_AGAIN_EVERY = seconds(1)
+"""As by polling: a lost announcement costs no more."""
+
+_OWNS = (MemberState.ACTIVE, MemberState.SUSPECT)
+_GONE = (MemberState.LEFT, MemberState.DEAD)
+
+
+class Follower(Protocol):
+    def see(self, view: View) -> None: ...
 
 
 class SimulatedRegistry:
-    def __init__(self, timeline: Timeline, network: Network, *, zones: dict[NodeId, str]) -> None:
+    def __init__(self, timeline: Timeline, network: Network) -> None:
         self.view = View(Epoch(0))
-        self.clients: dict[str, SimulatedClient] = {}
+        self.followers: dict[str, Follower] = {}
+        """By their names on the network."""
         self._timeline = timeline
         self._network = network
-        self._zones = zones
-        self._renewed: dict[NodeId, Nanos] = {}
-        self._seen: dict[NodeId, list[BootId]] = {}
-        timeline.after(_SWEEP_EVERY, self._sweep)
+        self._members: dict[NodeId, Member] = {}
+        self._since: dict[NodeId, Nanos] = {}
+        self._leases: dict[NodeId, Nanos] = {}
+        self._swept_at = Nanos(-(10**18))
+        self._calm_until = Nanos(0)
+        timeline.after(_TOLD_AGAIN_EVERY, self._tell_again)
 
-    def renew(self, node_id: NodeId, boot_id: BootId) -> None:
-        """A heartbeat arrives: joins, or renews. One of an earlier start of the node, that was under way, is refused."""
-        boots = self._seen.setdefault(node_id, [])
-        if boot_id in boots[:-1]:
+    # --- the scripts ----------------------------------------------------------------------------------------------------------------------
+
+    def join(self, member: Member, *, comes_back: bool) -> float | None:
+        held = self._members.get(member.node_id)
+        if comes_back and held is not None and held.boot_id != member.boot_id:
+            return None
+        if not comes_back and held is not None and held.state in _OWNS:
+            member = dataclasses.replace(member, takeover=held.takeover)
+        self._leases[member.node_id] = Nanos(self._timeline.now + CONFIG.lease_ttl)
+        self._write(member)
+        return member.takeover
+
+    def renew(self, member: Member) -> Renewal:
+        held = self._members.get(member.node_id)
+        if held is None:
+            return Renewal.ABSENT if self._members else Renewal.EMPTIED
+        if held.boot_id != member.boot_id:
+            return Renewal.SUPERSEDED
+        if held.state in _GONE:
+            return Renewal.REMOVED
+        self._leases[member.node_id] = Nanos(self._timeline.now + CONFIG.lease_ttl)
+        if held.state is MemberState.SUSPECT:
+            self._write(dataclasses.replace(held, state=MemberState.ACTIVE))
+        return Renewal.RENEWED
+
+    def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
+        held = self._members.get(member.node_id)
+        if held is None or held.boot_id != member.boot_id or held.state is not before:
+            return False
+        if after in _GONE:
+            self._leases.pop(member.node_id, None)
+        self._write(dataclasses.replace(held, state=after))
+        return True
+
+    def take_over(self, member: Member, *, takeover: float) -> bool:
+        held = self._members.get(member.node_id)
+        known = held is not None and held.boot_id == member.boot_id and round(held.takeover * 1000) == round(member.takeover * 1000)
+        if held is None or not known or held.state not in _OWNS:
+            return False
+        since = self._since[member.node_id]
+        self._write(dataclasses.replace(held, takeover=round(takeover * 1000) / 1000))
+        self._since[member.node_id] = since
+        return True
+
+    def sweep(self) -> None:
+        now, gap = self._timeline.now, self._timeline.now - self._swept_at
+        self._swept_at = now
+        if gap > CONFIG.lease_ttl // 2:
+            self._calm_until = Nanos(now + CONFIG.lease_ttl)
+        if now < self._calm_until:
             return
-        if boot_id not in boots:
-            boots.append(boot_id)
-        self._renewed[node_id] = self._timeline.now
-        known = self.view.member(node_id)
-        if known is None or known.boot_id != boot_id or known.state is not MemberState.ACTIVE:
-            self.change(Member(node_id=node_id, boot_id=boot_id, role=Role.STORE, address=node_id, zone=self._zones[node_id]))
+        changed = False
+        for node_id, member in list(self._members.items()):
+            expired = self._leases.get(node_id, Nanos(0)) < now
+            if member.state in _GONE:
+                if now - self._since[node_id] >= CONFIG.forget_after:
+                    del self._members[node_id]
+                    changed = True
+            elif expired and member.state is MemberState.ACTIVE:
+                self._set(dataclasses.replace(member, state=MemberState.SUSPECT))
+                changed = True
+            elif expired and (member.state is not MemberState.SUSPECT or now - self._since[node_id] >= CONFIG.dead_after):
+                self._set(dataclasses.replace(member, state=MemberState.DEAD))
+                changed = True
+        if changed:
+            self._bump()
 
-    def change(self, member: Member) -> None:
-        """A new epoch with this member in place of the one of its name."""
-        others = tuple(known for known in self.view.members if known.node_id != member.node_id)
-        self.view = View(Epoch(self.view.epoch + 1), (*others, member))
-        self._publish()
+    # --- views ----------------------------------------------------------------------------------------------------------------------------
 
-    def _sweep(self) -> None:
-        for member in self.view.members:
-            if member.state is MemberState.ACTIVE and self._timeline.now - self._renewed[member.node_id] > _LEASE:
-                self.change(dataclasses.replace(member, state=MemberState.SUSPECT))
-        self._publish()
-        self._timeline.after(_SWEEP_EVERY, self._sweep)
+    def _set(self, member: Member) -> None:
+        self._members[member.node_id] = member
+        self._since[member.node_id] = self._timeline.now
 
-    def _publish(self) -> None:
+    def _write(self, member: Member) -> None:
+        self._set(member)
+        self._bump()
+
+    def _bump(self) -> None:
+        self.view = View(Epoch(self.view.epoch + 1), tuple(member for _, member in sorted(self._members.items())))
+        self._tell()
+
+    def _tell(self) -> None:
         view = self.view
-        for client in self.clients.values():
-            self._network.send(NAME, client.name, lambda client=client: client.see(view))  # type: ignore[misc]
+        for name, follower in self.followers.items():
+            self._network.send(NAME, name, lambda follower=follower: follower.see(view))  # type: ignore[misc]
+
+    def _tell_again(self) -> None:
+        self._tell()
+        self._timeline.after(_TOLD_AGAIN_EVERY, self._tell_again)
+
+
+class RegistryWire:
+    """The registry as one node reaches it: RegistryCalls over the network."""
+
+    def __init__(self, name: str, registry: SimulatedRegistry, timeline: Timeline, network: Network) -> None:
+        self._name = name
+        self._registry = registry
+        self._timeline = timeline
+        self._network = network
+
+    async def view(self) -> View:
+        return await self._ask(lambda: self._registry.view)
+
+    async def join(self, member: Member, *, comes_back: bool) -> float | None:
+        return await self._ask(lambda: self._registry.join(member, comes_back=comes_back))
+
+    async def renew(self, member: Member) -> Renewal:
+        return await self._ask(lambda: self._registry.renew(member))
+
+    async def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
+        return await self._ask(lambda: self._registry.change(member, before=before, after=after))
+
+    async def take_over(self, member: Member, *, takeover: float) -> bool:
+        return await self._ask(lambda: self._registry.take_over(member, takeover=takeover))
+
+    async def restore(self, members: Any, *, known: Epoch) -> None:
+        raise AssertionError("this registry is never empty")
+
+    async def sweep(self) -> None:
+        await self._ask(self._registry.sweep)
+
+    async def _ask(self, do: Callable[[], Any]) -> Any:
+        reply = Reply()
+
+        def arrive() -> None:
+            value = do()
+            self._network.send(NAME, self._name, lambda: reply.set(value))
+
+        self._network.send(self._name, NAME, arrive)
+        self._timeline.after(CONFIG.call_timeout + milliseconds(1), lambda: reply.set(TIMEOUT))
+        answer = await reply
+        if answer is TIMEOUT:
+            raise RegistryAway("no answer")
+        return answer

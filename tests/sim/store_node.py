@@ -9,16 +9,18 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Any, Protocol
 
-from sim.media import Media
-from sim.messages import UNREACHABLE, Failed, Greeting, Hello, ReadPayload, WriteBytes
+from sim.media import Media, checksum_of
+from sim.messages import UNREACHABLE, Failed, Greeting, Hello, ReadPayload, UpkeepCall, WriteBytes
 from sim.network import Network
 from sim.node_invariants import check_accounting, check_leased, check_listing, check_suffixes_first
 from sim.oracle import ByteOracle, Key
-from sim.timeline import Timeline
+from sim.registry import SimulatedRegistry
+from sim.timeline import Reply, Timeline
+from sim.upkeep import NodeUpkeep, UpkeepConfig
 
 from kvstore.core.events import (
     AcquireRequested,
@@ -27,7 +29,6 @@ from kvstore.core.events import (
     AnswerDelete,
     AnswerRead,
     AnswerReserve,
-    AnswerStop,
     CancelRead,
     CommitRequested,
     CopyExtent,
@@ -43,6 +44,7 @@ from kvstore.core.events import (
     ReadStatus,
     RenewRequested,
     ReservationsAbandoned,
+    ReserveItem,
     ReserveRequested,
     ReserveStatus,
     StopRequested,
@@ -50,10 +52,12 @@ from kvstore.core.events import (
     VerifyExtent,
     WriteRegion,
 )
-from kvstore.core.extent import Tier
+from kvstore.core.extent import Extent, Tier
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.store_state import StoreState
-from kvstore.ids import BlockHash, BootId, KeySpace, LeaseId, NodeId, RequestId, WriteToken
+from kvstore.core.upkeep.open_read import OpenRead
+from kvstore.core.view import View
+from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LeaseId, NodeId, RequestId, WriteToken
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.units import Nanos, milliseconds, seconds
 
@@ -63,6 +67,10 @@ _GONE_FOR = (NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED)
 _ONLY_LEASES = (AcquireRequested, RenewRequested, ReadRequested)
 """Events that, when a mere answer follows, can have changed leases and holds alone: half of all, so the dear checks are left out."""
 _DRAIN_DEADLINE = seconds(8)
+
+
+class OwnRead(ReadRequested):
+    """Of the node's own upkeep: its answer opens a read."""
 
 
 class Belief(Protocol):
@@ -80,6 +88,7 @@ class World(Protocol):
     timeline: Timeline
     network: Network
     oracle: ByteOracle
+    registry: SimulatedRegistry
 
     def log(self, who: str, what: object) -> None: ...
 
@@ -87,13 +96,23 @@ class World(Protocol):
         """Leases of this boot that their holders count on now."""
         ...
 
-    def heartbeat(self, node: StoreNode) -> None: ...
+    def call(self, caller: str, node_id: NodeId, message: Any, *, timeout: Nanos) -> Reply:
+        """The answer, or Failed within the timeout."""
+        ...
+
+    def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
+        """A node is about to give up copies that are in their place elsewhere, as it believes."""
+        ...
+
+    def exits(self, node: StoreNode) -> None:
+        """Its process ends by itself; who watches it starts another one."""
+        ...
 
 
 class StoreNode:
     """Down until `boot`."""
 
-    def __init__(self, node_id: NodeId, *, world: World, config: StoreConfig, rng: Random) -> None:
+    def __init__(self, node_id: NodeId, *, world: World, config: StoreConfig, upkeep: UpkeepConfig, rng: Random) -> None:
         self.node_id = node_id
         self.state: StoreState | None = None
         self.boot_id = BootId(bytes(16))
@@ -106,7 +125,10 @@ class StoreNode:
         self.boots = 0
         self._world = world
         self._config = config
+        self.upkeep_config = upkeep
         self._rng = rng
+        self.lost_at: dict[Key, Nanos] = {}
+        """When a block went from here, for whatever reason; by the time of the timeline."""
         regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
         self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
         self._tombs: set[Key] = set()
@@ -133,9 +155,12 @@ class StoreNode:
         self._reading: dict[int, Answer] = {}
         self._requests = 0
         self._shelf: dict[KeySpace, dict[BlockHash, None]] = {}
+        self._open_reads: dict[int, OpenRead] = {}
+        self.upkeep = NodeUpkeep(self, self._world, self.upkeep_config)
         if self._config.ssd is not None:
             self._disk_stutters = self.boots > 1 and self._rng.random() < self.fault_rate
             self.hand_in(self.media.recover(unreadable=0.3 if self._disk_stutters else 0.0))
+        self.upkeep.start()
         self._later(0, self._tick)
 
     def crash(self, *, torn: bool = True, silent: bool = False) -> None:
@@ -151,7 +176,11 @@ class StoreNode:
                 self.media.put_down(instruction, torn=True)
         self._world.log(self.node_id, "CRASH")
         waiting = [*self._waiting.values(), *self._reading.values()]
+        self.lost_at.update(
+            dict.fromkeys(((space, block) for space, blocks in self._shelf.items() for block in blocks), self._world.timeline.now)
+        )
         self.state = None
+        self.upkeep.processes.kill()
         self._asleep = None
         self.crash_soon = False
         self._durable = durable
@@ -166,10 +195,18 @@ class StoreNode:
         assert not lost, f"{len(lost)} of {len(self._durable)} durable blocks were lost by the restart"
 
     def stop(self) -> None:
-        """Graceful: what is hot is demoted first, if the disk is quick enough."""
+        """Graceful: the others are told first, then what is hot is demoted, if the disk is quick enough."""
         self.stopping = True
-        self.hand_in(StopRequested(request_id=self._request(lambda _: self._later(0, lambda: self.crash(torn=False)))))
-        self._later(_DRAIN_DEADLINE, self.crash)
+        self.upkeep.processes.spawn(self._stop())
+
+    async def _stop(self) -> None:
+        await self.upkeep.drain()
+        saved = Reply()
+        self.ask(StopRequested(request_id=self.next_request_id(), within=_DRAIN_DEADLINE), lambda _: saved.set(True))
+        self._later(_DRAIN_DEADLINE + seconds(1), lambda: saved.set(False))  # a hung disk is not waited for
+        in_time = await saved
+        await self.upkeep.leave()
+        self._later(0, lambda: self.crash(torn=not in_time))
 
     def freeze(self, duration: int) -> None:
         """SIGSTOP: what arrives, and what its disk has done, waits."""
@@ -193,6 +230,34 @@ class StoreNode:
     def is_frozen(self) -> bool:
         return self._asleep is not None
 
+    def see(self, view: View) -> None:
+        if self.state is not None:
+            self.upkeep.see(view)
+
+    def holds(self, key_space: KeySpace, block: BlockHash) -> bool:
+        return self.state is not None and self.state.holds(key_space, block)
+
+    def holds_good(self, key_space: KeySpace, block: BlockHash) -> bool:
+        """No copy of it has rotted."""
+        entry = None if self.state is None else self.state._stock.index.get(key_space, block)
+        return entry is not None and not any(self.media.is_rotten(copy.extent) for copy in entry.copies)
+
+    def can_give(self, key_space: KeySpace, block: BlockHash) -> bool:
+        """One copy of it is good."""
+        entry = None if self.state is None else self.state._stock.index.get(key_space, block)
+        return entry is not None and any(not self.media.is_rotten(copy.extent) for copy in entry.copies)
+
+    def has_room_for(self, key_space: KeySpace, block: BlockRef, length: int) -> bool:
+        """Without costing another block its room; nothing is left of the question."""
+        answers: list[AnswerReserve] = []
+        item = ReserveItem(block, length)
+        request_id = self.next_request_id()
+        self.ask(ReserveRequested(request_id=request_id, key_space=key_space, items=(item,), spare_room_only=True), answers.append)
+        (grant,) = answers[0].grants
+        if grant.status is ReserveStatus.GRANTED:
+            self.hand_in(ReservationsAbandoned(write_tokens=(grant.write_token,)))
+        return grant.status in (ReserveStatus.GRANTED, ReserveStatus.EXISTS, ReserveStatus.PENDING)
+
     # --- the door -------------------------------------------------------------------------------------------------------------------------
 
     def serve(self, message: Any, answer: Answer) -> None:
@@ -200,13 +265,18 @@ class StoreNode:
         if self.state is None:
             answer(UNREACHABLE)
             return
-        self._when_awake(lambda: self._serve(message, answer))
+        self.when_awake(lambda: self._serve(message, answer))
 
     def _serve(self, message: Any, answer: Answer) -> None:
         if isinstance(message, Hello):
             answer(Greeting(self.node_id, self.boot_id))
         elif isinstance(message, WriteBytes):
             self._take_bytes(message, answer)
+        elif isinstance(message, UpkeepCall):
+            if self.upkeep.answers is None:
+                answer(UNREACHABLE)
+            else:
+                self.upkeep.serve(message, answer)
         else:
             if isinstance(message, CommitRequested):
                 items = tuple(item._replace(received_bytes=self.incoming.received_bytes(item.write_token)) for item in message.items)
@@ -217,10 +287,44 @@ class StoreNode:
             self._asked[request] = message
             self.hand_in(dataclasses.replace(message, request_id=request))
 
-    def _request(self, answer: Answer) -> RequestId:
+    def next_request_id(self) -> RequestId:
         self._requests += 1
-        self._waiting[RequestId(self._requests)] = answer
         return RequestId(self._requests)
+
+    def _request(self, answer: Answer) -> RequestId:
+        request_id = self.next_request_id()
+        self._waiting[request_id] = answer
+        return request_id
+
+    # --- for the upkeep -------------------------------------------------------------------------------------------------------------------
+
+    def now(self) -> Nanos:
+        return Nanos(self._world.timeline.now + self._clock_base)
+
+    def ask(self, request: Any, answer: Answer) -> None:
+        """Of its own core. The answer to a read is an OpenRead."""
+        self._waiting[request.request_id] = answer
+        self._asked[request.request_id] = request
+        self.hand_in(request)
+
+    def read_request(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool) -> OwnRead:
+        return OwnRead(request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes), counts=counts)
+
+    def payload(self, extent: Extent, checksum: int) -> bytes | memoryview | None:
+        """In place, of the host tier. None: these are other bytes, and then they must have rotted."""
+        if checksum_of(self.media.bytes_at(extent)) == checksum:
+            if extent.tier is Tier.HOST:
+                return memoryview(self.media.host)[extent.offset : extent.offset + extent.length]
+            return self.media.bytes_at(extent)
+        held = any(read.is_open and any(item.extent == extent for item in read.items) for read in self._open_reads.values())
+        assert not held or self.media.is_rotten(extent), "a copy was overwritten under its reader in the node"
+        return None
+
+    def io_time(self) -> int:
+        return self._rng.randrange(seconds(6) if self.slow_disk and self._rng.random() < 0.3 else milliseconds(4))
+
+    def io_fails(self) -> bool:
+        return self._rng.random() < self.fault_rate
 
     def _take_bytes(self, message: WriteBytes, answer: Answer) -> None:
         """Each payload in two pieces, with time between them; now and then the stream breaks."""
@@ -259,7 +363,7 @@ class StoreNode:
         self._feeding = True
         while self._events and self.state is not None:
             event = self._events.popleft()
-            out = self.state.handle(event, Nanos(self._world.timeline.now + self._clock_base))
+            out = self.state.handle(event, self.now())
             if isinstance(event, Tick) and not out:
                 continue
             self._world.log(self.node_id, event)
@@ -282,13 +386,17 @@ class StoreNode:
                 self._start_io(instruction.operation, instruction)
             case AnswerRead():
                 answer = self._waiting.pop(instruction.request_id)
-                del self._asked[instruction.request_id]
+                if isinstance(self._asked.pop(instruction.request_id), OwnRead):
+                    answer(self._open_read(instruction))
+                    return
                 assert (instruction.operation != 0) == any(item.status is ReadStatus.OK for item in instruction.items)
                 if instruction.operation:
                     self._reading[instruction.operation] = answer
                     self._start_io(instruction.operation, instruction)
                 else:
                     answer(tuple(ReadPayload(item.status.name.lower(), b"") for item in instruction.items))
+            case CancelRead() if instruction.operation in self._open_reads:
+                self._open_reads[instruction.operation].finish()
             case CancelRead():
                 read = self._io.pop(instruction.operation)
                 assert isinstance(read, AnswerRead)
@@ -298,10 +406,23 @@ class StoreNode:
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case Note():
-                pass
+                self.upkeep.inventory.note(instruction)
             case _:
                 self._check_told(instruction)
                 self._waiting.pop(instruction.request_id)(instruction)
+
+    def _open_read(self, plan: AnswerRead) -> OpenRead:
+        processes = self.upkeep.processes
+
+        def finish(finished: ReadFinished) -> None:
+            if not processes.killed:
+                del self._open_reads[plan.operation]
+                self.hand_in(finished)
+
+        read = OpenRead(plan, finish)
+        if plan.operation:
+            self._open_reads[plan.operation] = read
+        return read
 
     def _check_told(self, answer: Any) -> None:
         """What a client is about to be told is so."""
@@ -335,8 +456,6 @@ class StoreNode:
                     key = (asked.key_space, block)
                     if deleted and stock.index.get(*key) is None and key not in stock.reservations:
                         self._tombs.add(key)
-            case AnswerStop():
-                pass
 
     def _check_fresh(self, kind: str, identity: int) -> None:
         """Tokens and leases of this boot match nothing that an earlier one gave out."""
@@ -345,14 +464,13 @@ class StoreNode:
 
     def _start_io(self, operation: int, instruction: Instruction) -> None:
         self._io[operation] = instruction
-        slow = self.slow_disk and self._rng.random() < 0.3
-        self._later(self._rng.randrange(seconds(6) if slow else milliseconds(4)), lambda: self._finish_io(operation))
+        self._later(self.io_time(), lambda: self._finish_io(operation))
 
     def _finish_io(self, operation: int) -> None:
         instruction = self._io.pop(operation, None)
         if instruction is None:
             return  # a read that was cancelled
-        fails = self._rng.random() < self.fault_rate
+        fails = self.io_fails()
         if self.disk_full and isinstance(instruction, CopyExtent | WriteRegion):
             fails = True
         if isinstance(instruction, AnswerRead):
@@ -380,15 +498,14 @@ class StoreNode:
     def _tick(self) -> None:
         self.hand_in(Tick())
         if self.state is not None:
-            self._world.heartbeat(self)
             self._later(seconds(1), self._tick)
 
     def _later(self, delay: int, do: Callable[[], None]) -> None:
         """In this boot, and when the process is not frozen."""
         boots = self.boots
-        self._world.timeline.after(delay, lambda: self._when_awake(do) if self.state is not None and self.boots == boots else None)
+        self._world.timeline.after(delay, lambda: self.when_awake(do) if self.state is not None and self.boots == boots else None)
 
-    def _when_awake(self, do: Callable[[], None]) -> None:
+    def when_awake(self, do: Callable[[], None]) -> None:
         if self._asleep is None:
             do()
         else:
@@ -403,11 +520,13 @@ class StoreNode:
         if not only_leases:
             check_accounting(state)
             check_listing(state, self.media, self._world.oracle.written)
+        listed = sum(len(index.entries(space)) for space in index.key_spaces())
+        assert not self.upkeep.filled or self.upkeep.inventory.catalog.blocks == listed, "the catalog is not what is here"
         check_suffixes_first(state, [note for note in notes if note.kind is NoteKind.EVICTED and note.reason == "room"])
         spaces = index.key_spaces()
         if any(index.entries(space).keys() != self._shelf.get(space, {}).keys() for space in {*spaces, *self._shelf}):
             self._check_shelf({space: dict.fromkeys(index.entries(space)) for space in spaces}, notes)
-        now = Nanos(self._world.timeline.now + self._clock_base)
+        now = self.now()
         for belief in self._world.beliefs(self.node_id, self.boot_id):
             for block, (checksum, offset, length) in belief.covered.items():
                 entry = state._stock.leases.entry(belief.lease_id, belief.key_space, block, now=now)
@@ -423,6 +542,8 @@ class StoreNode:
         for space, blocks in self._shelf.items():
             for block in blocks:
                 gone = block not in shelf.get(space, ())
+                if gone:
+                    self.lost_at[space, block] = self._world.timeline.now
                 assert not gone or said.get((space, block)) in _GONE_FOR, "a block went from the shelf without a word"
         self._tombs -= {key for key, kind in said.items() if kind is NoteKind.STORED}
         assert not any(block in shelf.get(space, ()) for space, block in self._tombs), "a deleted block came back"

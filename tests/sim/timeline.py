@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from heapq import heappop, heappush
 from typing import Any
 
@@ -50,6 +50,16 @@ class Reply:
         else:
             self._waiting.append(go_on)
 
+    def __await__(self) -> Steps:
+        return (yield self)
+
+
+class Pause(int):
+    """Awaited in a coroutine: that many nanoseconds."""
+
+    def __await__(self) -> Steps:
+        return (yield int(self))
+
 
 class Bell:
     """Rings many times; whoever waits then goes on."""
@@ -65,22 +75,24 @@ class Bell:
         return self._next
 
 
-Steps = Generator["Reply | int", Any, Any]
+Steps = Generator[Any, Any, Any]
 """Yields what it waits for: a Reply (and gets its value) or a time in nanoseconds. Returns its result."""
 
 
 class Processes:
-    """The processes of one client. `kill` is kill -9: nothing of them runs any more, nothing is tidied up."""
+    """The processes of one client or node. `kill` is kill -9: nothing of them runs any more, nothing is tidied up."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, *, gate: Callable[[Callable[[], None]], None] = lambda go_on: go_on()) -> None:
+        """`gate`: holds up whoever would go on, as long as their process is stopped."""
         self._timeline = timeline
-        self._running: dict[Steps, None] = {}
+        self._gate = gate
+        self._running: dict[Steps | Coroutine[Any, Any, Any], None] = {}
         self.killed = False
 
     def __len__(self) -> int:
         return len(self._running)
 
-    def spawn(self, steps: Steps) -> Reply:
+    def spawn(self, steps: Steps | Coroutine[Any, Any, Any]) -> Reply:
         """Runs to its first wait now. The reply has its result."""
         ended = Reply()
         self._running[steps] = None
@@ -89,9 +101,9 @@ class Processes:
 
     def kill(self) -> None:
         self.killed = True
-        self._running.clear()
+        self._running.clear()  # whatever waits for something still waits; it never goes on
 
-    def _go_on(self, steps: Steps, ended: Reply, value: Any) -> None:
+    def _go_on(self, steps: Steps | Coroutine[Any, Any, Any], ended: Reply, value: Any) -> None:
         if self.killed:
             return
         try:
@@ -101,6 +113,6 @@ class Processes:
             ended.set(end.value)
             return
         if isinstance(awaited, Reply):
-            awaited.then(lambda: self._go_on(steps, ended, awaited.value))
-        else:
-            self._timeline.after(max(0, awaited), lambda: self._go_on(steps, ended, None))
+            awaited.then(lambda: self._gate(lambda: self._go_on(steps, ended, awaited.value)))
+        else:  # None: a coroutine lets others have their turn
+            self._timeline.after(max(0, awaited or 0), lambda: self._gate(lambda: self._go_on(steps, ended, None)))

@@ -194,16 +194,18 @@ class RepairStatus(_message.Message):
     def __init__(self, settled_epoch: _Optional[int] = ..., waiting_stripes: _Optional[int] = ..., endangered_stripes: _Optional[int] = ..., waiting_blocks: _Optional[int] = ..., waiting_bytes: _Optional[int] = ..., sent_blocks: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., refused_blocks: _Optional[int] = ..., failed_blocks: _Optional[int] = ..., bytes_per_s: _Optional[int] = ..., eta_ms: _Optional[int] = ..., found_blocks: _Optional[int] = ..., dropped_blocks: _Optional[int] = ...) -> None: ...
 
 class DrainStatus(_message.Message):
-    __slots__ = ("safe_to_stop", "blocks", "remaining_blocks", "remaining_bytes")
+    __slots__ = ("safe_to_stop", "blocks", "remaining_blocks", "remaining_bytes", "no_room_blocks")
     SAFE_TO_STOP_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NO_ROOM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     safe_to_stop: bool
     blocks: int
     remaining_blocks: int
     remaining_bytes: int
-    def __init__(self, safe_to_stop: _Optional[bool] = ..., blocks: _Optional[int] = ..., remaining_blocks: _Optional[int] = ..., remaining_bytes: _Optional[int] = ...) -> None: ...
+    no_room_blocks: int
+    def __init__(self, safe_to_stop: _Optional[bool] = ..., blocks: _Optional[int] = ..., remaining_blocks: _Optional[int] = ..., remaining_bytes: _Optional[int] = ..., no_room_blocks: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

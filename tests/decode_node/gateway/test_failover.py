@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import random
@@ -493,7 +494,8 @@ def test_a_silent_node_gets_nothing_before_it_answers_a_poll(serving) -> None:
         frozen, other = usage["larder"]["decode_nodes"]
         (tracked,) = [node for name, node in kitchen.service.fleet.decode.nodes.items() if name == frozen]
         tracked._excluded_until = 0  # the pause that any failure brings is over
-        later = [(await kitchen.complete()).json()["usage"]["larder"]["decode_nodes"] for _ in range(3)]
+        tracked.load = dataclasses.replace(tracked.load, sequences=0)
+        later = [(await kitchen.complete(f"{n}")).json()["usage"]["larder"]["decode_nodes"] for n in range(3)]
         assert later == [[other]] * 3
         next(node for node in kitchen.decode if node.node_id == frozen).thaw()
         await kitchen.until(lambda: tracked.answers, "it answers polls again")

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections import Counter
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.routing import READABLE_STATES, Router
-from kvstore.core.placement import place
+from kvstore.core.placement import place, reading_places
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.ids import BootId, Epoch, NodeId, StripeId
 from kvstore.units import Nanos, seconds
@@ -148,3 +149,17 @@ def test_readers_are_alive_usable_and_distinct_whatever_the_views(
         assert all(router.usable(node_id) for node_id in readers)
         usable_owners = [node_id for node_id in router.owners(stripe) if router.usable(node_id)]
         assert set(usable_owners) == set(readers[: len(usable_owners)])
+
+
+def test_the_replicas_of_a_hot_stripe_take_turns_and_the_extra_one_is_among_them() -> None:
+    members = tuple(store(number, MemberState.SUSPECT if number == 4 else MemberState.ACTIVE) for number in range(5))
+    for stripe in STRIPES[:10]:
+        router = router_of(View(Epoch(1), members, {stripe: 1}))
+        places = reading_places(stripe, router.view, replicas=2)
+        orders = [router.readers(stripe) for _ in range(300)]
+        assert {frozenset(order) for order in orders} == {frozenset(places)}
+        firsts = Counter(order[0] for order in orders)
+        living = [node_id for node_id in places if node_id != "s4"]
+        assert set(firsts) == set(living), "a suspect is not asked first"
+        assert min(firsts.values()) > 200 // len(living)
+        assert router.owners(stripe) == places[:2], "writers keep to the owners"

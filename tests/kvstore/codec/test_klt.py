@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kvstore.codec import BlockCodec, Rung, klt_reference, klt_rotation, read_header
-from kvstore.codec.klt import KltTransform, _exact_product, _strips
+from kvstore.codec.klt import KltTransform
+from kvstore.codec.klt_products import factor, product
 from kvstore.codec.klt_rotation import rotations, unrotated
 from kvstore.codec.klt_tables import KltTables, load_tables, save_tables, tables_from_bytes
 from kvstore.codec.reference import widen
@@ -91,8 +92,8 @@ def test_a_product_is_exact_and_rounded_once_however_large(make_tables: Tables, 
     rows[:, 0] = np.where(basis[:, 0] < 0, -largest, largest)
     exact = rows.T.astype(np.int64) @ basis.astype(np.int64)
     assert largest < 32767 or np.abs(exact).max() > 1 << 24
-    for limit in (np.abs(basis.astype(np.float32)).max(axis=1), np.full(len(basis), 1e9, np.float32)):  # by 32-bit and by 64-bit sums
-        assert (_exact_product(rows, basis, _strips(basis), limit) == exact.astype(np.float32)).all()
+    for limits in (factor(basis).limits, np.full(len(basis), 1e9, np.float32)):  # by 32-bit and by 64-bit sums
+        assert (product(rows, dataclasses.replace(factor(basis), limits=limits)) == exact.astype(np.float32)).all()
 
 
 @pytest.mark.parametrize("start_position", [0, 48, 1 << 19])
@@ -108,6 +109,15 @@ def test_duals_and_decoded_blocks_equal_the_numpy_reference_bit_for_bit(make_tab
         parts = transform.parts(transform.coefficients(block, start_position=start_position, step=step))
         wanted = klt_reference.block(parts, tables, start_position=start_position, step=step)
         assert transform.block(parts, start_position=start_position, step=step).tobytes() == wanted.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize(("start_position", "step"), [(0, 1), (48, 6)])
+def test_encoded_sections_equal_the_numpy_reference_byte_for_byte(make_tables: Tables, start_position: int, step: int) -> None:
+    tables = make_tables(LAYOUT)
+    transform = KltTransform(tables)
+    where = {"start_position": start_position, "step": step}
+    ours = transform.write(transform.coefficients(correlated(LAYOUT), **where), step=step)
+    assert list(ours) == klt_reference.sections(correlated(LAYOUT), tables, **where)
 
 
 def test_a_reader_without_the_tables_says_which_it_needs(make_tables: Tables) -> None:
@@ -145,8 +155,8 @@ def test_a_block_that_cannot_be_coded_is_refused_and_left_alone(make_tables: Tab
 
 def test_numbers_far_beyond_the_calibration_round_trip_or_are_refused(make_tables: Tables) -> None:
     codec = BlockCodec(LAYOUT, model_digest=MODEL, rung=Rung.KLT, calibration=make_tables(LAYOUT), step=1)
-    for factor in (10.0, 100.0, 1000.0, 10000.0):
-        block = np.clip(correlated(LAYOUT) * np.float32(factor), -16000, 16000)
+    for times in (10.0, 100.0, 1000.0, 10000.0):
+        block = np.clip(correlated(LAYOUT) * np.float32(times), -16000, 16000)
         try:
             payload = codec.encode(block, start_position=16)
         except CodecFailure:

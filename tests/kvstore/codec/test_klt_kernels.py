@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.codec import klt_kernels, klt_reference
-from kvstore.codec.klt import _entries, _exact_product, _strips
+from kvstore.codec.klt import _entries
 from kvstore.codec.klt_fit import default_statistics, fitted_frequencies
+from kvstore.codec.klt_products import factor, product, wide_factor, wide_product
 
 WEIGHTS = np.array([24, 232], np.float32) / np.float32(256)
 
@@ -123,6 +124,16 @@ def test_a_product_of_pairs_is_the_product_of_integers(tokens: int, components: 
     rng = np.random.default_rng(width)
     rows = rng.integers(-900, 900, (components, tokens), dtype=np.int16)
     basis = rng.integers(-2047, 2048, (components + 3, width), dtype=np.int16)
-    limits = np.abs(basis.astype(np.float32)).max(axis=1)
-    product = _exact_product(rows, basis, _strips(basis), limits)
-    assert (product == (rows.T.astype(np.int64) @ basis[:components].astype(np.int64)).astype(np.float32)).all()
+    wanted = rows.T.astype(np.int64) @ basis[:components].astype(np.int64)
+    assert (product(rows, factor(basis)) == wanted.astype(np.float32)).all()
+
+
+@pytest.mark.parametrize("bits", [3, 11, 26, 40])
+def test_a_product_of_numbers_of_any_size_is_exact(bits: int) -> None:
+    rng = np.random.default_rng(bits)
+    numbers = rng.integers(-(1 << bits), 1 << bits, (5, 301))
+    numbers[0, :2] = -(1 << bits), (1 << bits) - 1
+    entries = rng.integers(-2047, 2048, (301, 40), dtype=np.int16)
+    entries[:, 0] = np.where(numbers[0] < 0, -2047, 2047)  # the longest sums there can be
+    for width in (40, 17, 0):
+        assert (wide_product(numbers, wide_factor(entries), width=width) == numbers @ entries[:, :width].astype(np.int64)).all()

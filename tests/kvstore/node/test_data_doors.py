@@ -225,8 +225,6 @@ def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage
 
 @pytest.mark.skipif(ucx_obstacle() is not None, reason="ucxx is not installed")
 def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, payload, key_space, raw):
-    """UCX ends the process over an address that is none."""
-
     async def test():
         async with serving() as (server, client), raw(server) as connect:
             refs = chain("a", 2)
@@ -234,19 +232,23 @@ def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, pa
             acquired = await client.acquire(refs)
             [grant] = await client.reserve(chain("b", 1))
             ticket, stolen = Ticket.from_bytes(acquired.ticket), Ticket(Ticket.from_bytes(acquired.ticket).expires_at, bytes(32))
-            body = UcxPart(7, b"garbage" * 20).pack() + ReadBody(acquired.lease_id, ticket.expires_at, key_space, (refs[0].hash,)).pack()
+            body = UcxPart(7, b" garbage" * 20).pack() + ReadBody(acquired.lease_id, ticket.expires_at, key_space, (refs[0].hash,)).pack()
             items = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, Ticket.from_bytes(grant.ticket).expires_at)])
             thief = await connect()
             await thief.send(thief.request(FrameKind.FETCH, body, [stolen]))
             assert await thief.closed()
             thief = await connect()
-            await thief.send(thief.request(FrameKind.PUSH, UcxPart(7, b"garbage" * 20).pack() + items, [ticket]))
+            await thief.send(thief.request(FrameKind.PUSH, UcxPart(7, b" garbage" * 20).pack() + items, [ticket]))
             assert await thief.closed()
             assert _refused(server) == {"bad_ticket": 2}
+            liar = await connect()
+            await liar.send(liar.request(FrameKind.FETCH, body, [ticket]))
+            assert await liar.closed()
+            assert _refused(server) == {"bad_ticket": 2, "bad_ucx_address": 1}
 
             overheard = await connect()
             worker = await open_worker(net_devices="lo")
-            body = UcxPart(7, worker.address).pack() + body[len(UcxPart(7, b"garbage" * 20).pack()) :]
+            body = UcxPart(7, worker.address).pack() + body[len(UcxPart(7, b" garbage" * 20).pack()) :]
             request = overheard.request(FrameKind.FETCH, body, [ticket])
             await overheard.send(request)
             assert (await overheard.receive(HEADER_BYTES + 1))[-1] == ReadStatus.OK
@@ -259,7 +261,7 @@ def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, pa
             elsewhere = await connect()
             await elsewhere.send(request)
             assert await elsewhere.closed()
-            assert _refused(server) == {"bad_ticket": 3, "replay": 1}
+            assert _refused(server) == {"bad_ticket": 3, "bad_ucx_address": 1, "replay": 1}
             worker.close()
 
     asyncio.run(test())

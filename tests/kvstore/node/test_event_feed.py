@@ -93,8 +93,8 @@ def test_a_node_recalls_what_went_and_why_and_no_longer_when_it_is_back(serving,
     asyncio.run(scenario())
 
 
-def test_kvctl_shows_what_comes_and_goes_and_that_a_stream_broke(node_process, connect, chain):
-    async def scenario(popen, address, redis):
+def test_kvctl_shows_what_comes_and_goes_that_a_stream_broke_and_who_joins_meanwhile(node_process, connect, chain):
+    async def scenario(popen, address, redis, node_process):
         client = connect(address)
         refs = chain("a", 3)
         async with aclosing(upkeep.events(ClusterAccess(redis_url=redis.url, gateway_url=None))) as records, asyncio.timeout(60):
@@ -107,9 +107,13 @@ def test_kvctl_shows_what_comes_and_goes_and_that_a_stream_broke(node_process, c
             assert upkeep_tables.event_line(stored[0]).startswith(f"node-p  #1  stored  {stored[0]['hash'][:12]}  kitchen")
             await client.close()
             popen.kill()
-            last = [record async for record in records][-1]
+            last = await anext(records)
             assert (last["event"], last["exact"]) == ("broken", False)
             assert "(not exact)" in upkeep_tables.event_line(last)
+            with node_process(redis):  # another boot
+                joined = await anext(records)
+                assert (joined["event"], joined["exact"]) == ("snapshot", True)
+                assert joined["boot_id"] != first["boot_id"]
 
     with EmbeddedRedis() as redis, node_process(redis) as (popen, address):
-        asyncio.run(scenario(popen, address, redis))
+        asyncio.run(scenario(popen, address, redis, node_process))

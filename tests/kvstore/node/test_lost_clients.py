@@ -1,6 +1,7 @@
 """A client that goes away in the middle leaves nothing behind: no reservation, no lease, no read, no bytes."""
 
 import asyncio
+import sys
 import threading
 from contextlib import aclosing
 
@@ -60,6 +61,65 @@ def test_a_reservation_whose_writer_never_comes_back_is_swept_by_the_timer_alone
         async with serving(reservation_ttl=seconds(0.2)) as (server, client):
             await client.reserve(chain("a", 5))
             await eventually(lambda: len(server.node.incoming) == 0)
+
+    asyncio.run(scenario())
+
+
+_CLIENT = """
+import asyncio, sys
+from kvstore.client import ClientConfig, StoreClient
+from kvstore.core.view import Member, Role, View
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LayoutFingerprint, Namespace, NodeId, StripeId
+from kvstore.registry.view_source import StaticViews
+from kvstore.units import Bytes, seconds
+
+async def main(address, boot_id, namespace, layout, *blocks):
+    member = Member(node_id=NodeId("node-a"), boot_id=BootId(bytes.fromhex(boot_id)), role=Role.STORE, address=address)
+    refs = [BlockRef(*(kind(bytes.fromhex(part)) for kind, part in zip((BlockHash, BlockHash, StripeId), block.split(":"))), index)
+            for index, block in enumerate(blocks)]
+    key_space = KeySpace(Namespace(namespace), LayoutFingerprint(bytes.fromhex(layout)))
+    config = ClientConfig(transports=("shm",), rpc_timeout=seconds(1), lease_ttl=seconds(3))
+    client = StoreClient(StaticViews(View(Epoch(2), (member,))), replicas=1, config=config)
+    lease = await client.acquire_prefix(key_space, refs[:2])
+    mapped = [block async for block in client.read(lease, in_place=True)]
+    assert all(block.payload.readonly for block in mapped)
+    await client._nodes.call(member.node_id, lambda stub: stub.reserve(key_space, [(refs[2], Bytes(1000))], timeout=seconds(1)))
+    print("HELD", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_a_process_killed_with_the_arena_mapped_a_lease_and_a_reservation_leaves_nothing_after_their_time(serving, chain, eventually):
+    async def scenario():
+        async with serving(reservation_ttl=seconds(2)) as (server, client):
+            refs = chain("a", 3)
+            await client.store(refs[:2])
+            blocks = [":".join((ref.hash.hex(), ref.parent.hex(), ref.stripe.hex())) for ref in refs]
+            key_space = client.key_space
+            process = await asyncio.create_subprocess_exec(
+                *(
+                    sys.executable,
+                    "-c",
+                    _CLIENT,
+                    server.address,
+                    server.boot_id.hex(),
+                    key_space.namespace,
+                    key_space.layout.hex(),
+                    *blocks,
+                ),
+                stdout=asyncio.subprocess.PIPE,
+            )
+            try:
+                assert (await process.stdout.readline()).strip() == b"HELD"
+                assert (server.status().leases, server.status().data_connections["local"] > 0) == (1, True)
+            finally:
+                process.kill()
+                await process.wait()
+            await eventually(lambda: server.status().leases == 0 and server.status().reservations == 0)
+            await eventually(lambda: server.status().data_connections["local"] == 0)
+            assert (await client.reserve(refs[2:]))[0].status is ReserveStatus.GRANTED, "the room is there again"
 
     asyncio.run(scenario())
 

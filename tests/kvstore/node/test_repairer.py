@@ -10,14 +10,15 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
 from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import place
+from kvstore.core.upkeep.hot_stripes import HotStripes
+from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import StaleView
 from kvstore.ids import Epoch, NodeId
-from kvstore.node.repair_config import RepairConfig
 from kvstore.node.walk import walk
 from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.peer_stub import PeerStub
-from kvstore.units import Bytes, milliseconds, seconds
+from kvstore.units import MIB, Bytes, milliseconds, seconds
 
 QUICK = RepairConfig(delay=milliseconds(30), anti_entropy_every=Bytes(0))
 
@@ -30,6 +31,7 @@ class Cluster:
         self.servers = {}
         self.clients = {}
         self.members = {}
+        self.hot = {}
         self.refs = ()
 
     def set(self, **changes) -> None:
@@ -37,7 +39,7 @@ class Cluster:
         for node_id, change in changes.items():
             key = "takeover" if isinstance(change, float) else "state"
             self.members[node_id] = dataclasses.replace(self.members[node_id], **{key: change})
-        self.views.replace(View(Epoch(self.views.view.epoch + 1), tuple(self.members.values())))
+        self.views.replace(View(Epoch(self.views.view.epoch + 1), tuple(self.members.values()), self.hot))
 
     def owners(self, ref):
         return place(ref.stripe, self.views.view, replicas=2)
@@ -78,6 +80,10 @@ class OwnMember:
     async def drain(self) -> None:
         self._cluster.set(**{self._node_id: MemberState.DRAINING})
 
+    async def announce_hot(self, stripes, *, ttl) -> None:
+        self._cluster.hot = dict(stripes)
+        self._cluster.set()
+
     async def take_over(self, takeover: float) -> None:
         self.steps.append((takeover, await self._cluster.everything_in_place(self._cluster.refs)))
         self._cluster.set(**{self._node_id: takeover})
@@ -85,12 +91,13 @@ class OwnMember:
 
 @pytest.fixture
 def cluster(serving):
-    """`cluster(stack, names, joining=...)`: all ACTIVE but the last `joining`, which are in no view yet."""
+    """`cluster(stack, names, joining=...)`: all ACTIVE but the last `joining`, which are in no view yet. `small`: of 50 blocks."""
 
-    async def start(stack, names=("n1", "n2", "n3", "n4"), *, joining=0, repair=QUICK):
+    async def start(stack, names=("n1", "n2", "n3", "n4"), *, joining=0, repair=QUICK, small=()):
         found = Cluster()
         for name in names:
-            server, client = await stack.enter_async_context(serving(views=found.views, node_id=name, replicas=2, repair=repair))
+            room = {"host_capacity": Bytes(MIB)} if name in small else {}
+            server, client = await stack.enter_async_context(serving(views=found.views, node_id=name, replicas=2, repair=repair, **room))
             server._own = OwnMember(found, name)
             found.servers[name], found.clients[name] = server, client
         for name in names[: len(names) - joining]:
@@ -241,6 +248,23 @@ def test_a_drain_hands_everything_over_and_says_when_it_is_safe_to_stop(cluster,
     asyncio.run(scenario())
 
 
+def test_a_drain_to_owners_that_are_too_small_ends_and_says_what_found_no_room(cluster, chain):
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            found = await cluster(stack, ("n1", "n2", "n3"), small=("n2", "n3"))
+            await found.clients["n1"].store(chain("only here", 64))
+            await admin_pb2_grpc.AdminServiceStub(found.clients["n1"].channel).Drain(admin_pb2.DrainStoreRequest())
+
+            async def safe():
+                return (await found.status("n1")).drain.safe_to_stop
+
+            await found.until(safe)
+            drain = (await found.status("n1")).drain
+            assert 0 < drain.no_room_blocks < 64  # what was read back once may be evicted later as well
+
+    asyncio.run(scenario())
+
+
 def test_a_drain_that_nobody_could_take_over_is_refused(cluster, chain):
     async def scenario():
         async with AsyncExitStack() as stack:
@@ -352,5 +376,40 @@ def test_a_node_that_repairs_nothing_by_itself_owes_nothing(cluster, chain):
             found.set(n1=MemberState.DRAINING)
             assert await settled(found, "n1", "n2")
             assert await found.held("n1") == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_hot_stripe_gets_a_replica_more_that_stays_while_it_is_hot_and_goes_when_it_is_not(cluster, chain):
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            found = await cluster(stack, ("n1", "n2", "n3"))
+            refs = chain("a", 16)
+            await put_on_owners(found, refs)
+            hot, other = refs[:8], refs[8:]
+            owner = found.owners(hot[0])[0]
+            (third,) = set(found.members) - set(found.owners(hot[0]))
+            server = found.servers[owner]
+            await found.clients[owner].get([hot[0]])
+            assert set(server._state.heat.take()) == {hot[0].stripe}
+            stripes = HotStripes(server._repairer, OwnMember(found, owner), take_heat=server._state.heat.take)
+            await stripes.look({hot[0].stripe: 99.0})
+            assert found.hot == {}
+            await stripes.look({hot[0].stripe: 100.0})
+            assert found.hot == {hot[0].stripe: 1}
+
+            async def third_has(blocks):
+                mine = {ref.hash for ref in other if third in found.owners(ref)}
+                return await found.held(third) == {ref.hash for ref in blocks} | mine
+
+            await found.until(lambda: third_has(hot))
+            found.set()  # another look at what is in its place
+            await found.until(lambda: settled(found, *found.members))
+            assert await found.clients[third].get(hot) == len(hot)
+            found.hot = {}
+            found.set()
+            await found.until(lambda: third_has([]))
+            for node_id in found.owners(hot[0]):
+                assert await found.clients[node_id].get(hot) == len(hot)
 
     asyncio.run(scenario())

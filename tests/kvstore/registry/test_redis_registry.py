@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.core.view import MemberState, Role
+from kvstore.core.view import MOST_HOT_STRIPES, MemberState, Role
 from kvstore.errors import ConfigError, StaleView
+from kvstore.ids import StripeId
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
-from kvstore.registry.redis_link import RedisLink, Renewal
+from kvstore.registry.redis_link import RedisLink, RegistryAway
+from kvstore.registry.standing import Renewal
 from kvstore.units import milliseconds, seconds
 
 
@@ -378,3 +380,49 @@ def test_a_url_that_is_none_is_refused() -> None:
 def test_a_wrong_configuration_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         RegistryConfig(**wrong)
+
+
+def test_hot_stripes_are_part_of_the_view_for_their_time_and_no_more_than_it_can_hold(
+    run, redis_server, registry_on, member, until
+) -> None:
+    async def test() -> None:
+        stripes = [StripeId(bytes([number]) * 32) for number in range(MOST_HOT_STRIPES + 3)]
+        async with joined(registry_on, redis_server, member("s1"), member("s2")) as (one, two):
+            await one.announce_hot({stripes[0]: 1}, ttl=seconds(60))
+            await two.announce_hot({stripes[0]: 2, stripes[1]: 0}, ttl=milliseconds(500))
+            await until(two, lambda: two.view.hot == {stripes[0]: 2, stripes[1]: 0})
+            await until(one, lambda: one.view.hot == {})  # the last word on both was that they end soon
+            epoch = one.view.epoch
+            await one.announce_hot(dict.fromkeys(stripes, 1), ttl=seconds(60))
+            assert len(one.view.hot) == MOST_HOT_STRIPES
+            await one.announce_hot(dict.fromkeys(one.view.hot, 1), ttl=seconds(60))
+            assert one.view.epoch == epoch + 1, "what all know already is no change"
+            impostor = member("s1")
+            async with registry_on(redis_server) as other:
+                other._standing.member = impostor
+                with pytest.raises(StaleView):
+                    await other.announce_hot({stripes[0]: 1}, ttl=seconds(60))
+
+
+def test_a_step_whose_answer_was_lost_is_seen_in_the_view_and_the_next_one_goes_on_from_it(
+    run, redis_server, registry_on, member, until
+) -> None:
+    """Compare and set from the step before would be refused for ever: a newcomer that owns half of its stripes until it is restarted."""
+
+    async def test() -> None:
+        async with joined(registry_on, redis_server, dataclasses.replace(member("s1"), takeover=0.25)) as (one,):
+            asking = one._link.take_over
+
+            async def answer_lost(member: Any, *, takeover: float) -> bool:
+                await asking(member, takeover=takeover)
+                raise RegistryAway("the connection broke")
+
+            one._link.take_over = answer_lost  # type: ignore[method-assign]
+            with pytest.raises(RegistryAway):
+                await one.take_over(0.5)
+            one._link.take_over = asking  # type: ignore[method-assign]
+            await until(one, lambda: one.member.takeover == 0.5)
+            await one.take_over(0.75)
+            await until(one, lambda: one.view.member(one.member.node_id).takeover == 0.75)
+
+    run(test())

@@ -17,6 +17,7 @@ from kvstore.errors import ConfigError
 from prefill_node.model.load import LoadedModel
 from prefill_node.model.tokenizer import load_tokenizer
 from prefill_node.quality.calibrate import CalibrationPlan, calibrate
+from prefill_node.quality.journal import Journal
 from prefill_node.quality.judge import open_window, score
 from prefill_node.quality.probe import Probe
 from prefill_node.quality.report import ReportPlan, report
@@ -101,7 +102,7 @@ def test_exact_payloads_change_nothing(probe: Probe) -> None:
 
 
 def test_a_report_has_a_row_for_each_rung_with_intervals_around_the_mean(
-    probe: Probe, tables: KltTables, tiny_folder: Callable[[str], Path]
+    probe: Probe, tables: KltTables, tiny_folder: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = ReportPlan(scored_tokens=256, window_tokens=256, prefix_tokens=192, greedy_windows=1, greedy_tokens=4)
     codecs = {
@@ -111,13 +112,17 @@ def test_a_report_has_a_row_for_each_rung_with_intervals_around_the_mean(
     }
     published: list[int] = []
     texts = {"first": random_ids(700, seed=3), "second": random_ids(600, seed=4)}
-    record = report(probe, load_tokenizer(tiny_folder("llama")), texts, codecs, plan, silent, lambda rows: published.append(len(rows)))
+    journal = Journal(tmp_path / "judged.jsonl")
+    arguments = (probe, load_tokenizer(tiny_folder("llama")), texts, codecs, plan, silent)
+    record = report(*arguments, journal=journal, publish=lambda rows: published.append(len(rows)))
     assert [row["rung"] for row in record["rows"]] == list(codecs)
     assert (record["scored_tokens"], published) == (256, [3, 3, 3, 3])
     for row in record["rows"]:
         low, high = row["kl_interval"]
         assert low <= row["kl"] <= high
         assert row["encode_gb_s"] > 0
+        prefill_s_a_byte = record["prefill_ms_a_token"] / 1e3 / (codecs["raw"].layout.block_bytes / codecs["raw"].layout.block_tokens)
+        assert row["decode_times_faster_than_prefill"] == pytest.approx(prefill_s_a_byte * row["decode_gb_s"] * 1e9)
         assert sorted(row["by_text"]) == ["first", "second"]
     raw, int4, klt = record["rows"]
     assert raw["kl"] < 1e-6 < int4["kl"]
@@ -125,3 +130,13 @@ def test_a_report_has_a_row_for_each_rung_with_intervals_around_the_mean(
     assert raw["first_greedy_divergence"] == [4]
     assert raw["retrieval"] == record["retrieval"]
     assert klt["bits"] < int4["bits"]
+
+    lines = (tmp_path / "judged.jsonl").read_text().splitlines()
+    (tmp_path / "judged.jsonl").write_text("\n".join([*lines[:-1], lines[-1][:50]]) + "\n")  # stopped while it wrote the last one
+    opened: list[int] = []
+    monkeypatch.setattr("prefill_node.quality.report.open_window", lambda *a, **k: opened.append(1) or open_window(*a, **k))
+    again = report(*arguments, journal=Journal(tmp_path / "judged.jsonl"))
+    assert len(opened) == 1
+    assert [row["kl"] for row in again["rows"]] == [row["kl"] for row in record["rows"]]
+    with pytest.raises(ConfigError, match="resume: cannot use"):
+        Journal(tmp_path / "none" / "judged.jsonl")

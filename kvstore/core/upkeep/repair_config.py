@@ -24,8 +24,18 @@ class RepairConfig:
     takeover_step_limit: Nanos = seconds(120)
     """A step is not waited for longer than this."""
 
+    hot_rate: int = 100
+    """Acquires a second of one stripe on one node from which it is hot: its readers take turns among its replicas, and it gets more of
+    them for a time, where there is spare room."""
+    hot_replicas: int = 1
+    """How many more replicas a hot stripe may get; 0: none."""
+    hot_ttl: Nanos = seconds(60)
+    """How long after it was last found hot. At most 64 stripes of a cluster are hot at one time."""
+
     def __post_init__(self) -> None:
         if self.rate < 0 or self.delay < 0 or self.anti_entropy_every < 0:
             raise ConfigError("repair.rate, repair.delay and repair.anti_entropy_every must not be negative")
+        if self.hot_rate < 1 or not 0 <= self.hot_replicas <= 8 or self.hot_ttl < seconds(1):
+            raise ConfigError("repair.hot_rate must be at least 1, repair.hot_replicas 0 to 8, repair.hot_ttl at least 1s")
         if not 1 <= self.takeover_steps <= 100 or self.takeover_step_limit <= 0:
             raise ConfigError("repair.takeover_steps must be 1 to 100, repair.takeover_step_limit above 0")

@@ -5,23 +5,22 @@ After a join that is surplus; on a draining node it is everything, and "all conf
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
-from kvstore.core.placement import place, rank_all
+from kvstore.core.placement import rank_all, reading_places
 from kvstore.core.repair_plan import Shipment
+from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
+from kvstore.core.upkeep.sender import Sent, by_key_space
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
-from kvstore.node.node import Node
-from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
-from kvstore.node.sender import by_key_space
-from kvstore.units import Nanos, milliseconds, seconds, to_seconds
+from kvstore.units import Nanos, milliseconds, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +28,8 @@ _LOOK_EVERY = milliseconds(250)
 _DRAIN_SWEEP_EVERY = seconds(2)
 _SURPLUS_SWEEP_EVERY = seconds(10)
 """At least, within one view."""
+_TAKEN_OFTEN_ENOUGH = 2
+"""Times that an owner dealt with a block which it lacks again: then it has no room for it, and a drain that insisted would never end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class DrainProgress:
     blocks: int
     remaining_blocks: int
     remaining_bytes: int
+    no_room_blocks: int = 0
+    """Of those that do not remain: owners took them, and had evicted them for want of room before they were read back."""
 
 
 @dataclass(slots=True)
@@ -58,14 +61,19 @@ class _Foreign(NamedTuple):
 
 
 class Handover:
-    """Belongs to the event loop of its node. `run` never returns."""
+    """`run` never returns."""
 
-    def __init__(self, node: Node, repairer: Repairer) -> None:
-        self._node = node
+    def __init__(self, repairer: Repairer) -> None:
+        self._surroundings = repairer.surroundings
         self._repairer = repairer
         self._drain: DrainProgress | None = None
         self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
         """Of a draining node: at which epoch, and with which blocks, the owners had all of the stripe."""
+        self._taken: Counter[tuple[StripeId, NodeId]] = Counter()
+        """Of a draining node, within one epoch: how often an owner took, had, or had no room for all that was sent to it of the stripe."""
+        self._no_room: dict[StripeId, int] = {}
+        """Of a draining node, within one epoch: blocks that are confirmed because an owner has no room for them."""
+        repairer.when_sent = self._note_sent
 
     @property
     def draining(self) -> bool:
@@ -83,23 +91,34 @@ class Handover:
         repairer = self._repairer
         swept_epoch, sent_before, next_sweep = Epoch(-1), 0, Nanos(0)
         while True:
-            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            await self._surroundings.pause(_LOOK_EVERY)
             epoch, draining = repairer.view.epoch, self.draining
             if not draining:
                 self._drain = None
                 self._confirmed.clear()
+                self._forget_taken()
                 if not repairer.config.drop_surplus:
                     continue
-            if epoch == swept_epoch and self._node.now() < next_sweep:
+            if epoch == swept_epoch and self._surroundings.now() < next_sweep:
                 continue
             # Others may be about to send their part: nothing is missing before they have.
             if not repairer.idle or repairer.settled_epoch < epoch or not await repairer.others_settled():
                 continue
+            if epoch != swept_epoch:
+                self._forget_taken()
             moved = repairer.counters.sent_blocks != sent_before or epoch != swept_epoch
             swept_epoch, sent_before = epoch, repairer.counters.sent_blocks
             again_soon = await self._sweep(draining=draining) and moved
             slow = _DRAIN_SWEEP_EVERY if draining else max(repairer.config.anti_entropy_every, _SURPLUS_SWEEP_EVERY)
-            next_sweep = Nanos(self._node.now() + (_LOOK_EVERY if again_soon else slow))
+            next_sweep = Nanos(self._surroundings.now() + (_LOOK_EVERY if again_soon else slow))
+
+    def _note_sent(self, shipment: Shipment, sent: Sent) -> None:
+        if self.draining and not sent.lost_blocks:
+            self._taken[shipment.stripe, shipment.target] += 1
+
+    def _forget_taken(self) -> None:
+        self._taken.clear()
+        self._no_room.clear()
 
     async def _sweep(self, *, draining: bool) -> bool:
         """One look at everything that is not this node's. Whether some of it has to be sent."""
@@ -109,45 +128,60 @@ class Handover:
         for bucket in range(BUCKETS):
             foreign: list[_Foreign] = []
             for number, stripe in enumerate(repairer.catalog.stripes(bucket), start=1):
-                owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
-                    members = tuple(member for owner in owners if (member := view.member(owner)) is not None)
+                holders = reading_places(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in holders and self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
+                    members = tuple(member for owner in holders[: repairer.replicas] if (member := view.member(owner)) is not None)
                     foreign.append(_Foreign(stripe, tuple(stripe.blocks), members))
                 if number % STRIPES_AT_A_TIME == 0:
-                    await asyncio.sleep(0)
-            whole = []
-            lacking = await self._lacking(foreign, verify=False)
+                    await self._surroundings.pause(Nanos(0))
+            if not foreign:
+                continue
+            candidates: list[tuple[_Foreign, bool]] = []
+            lacking, silent = await self._lacking(foreign, verify=False)
             for one in foreign:
                 missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
-                if missing:
-                    sends = True
-                    self._send_missing(one, lacking, spare_room_only=not draining)
-                elif one.owners:
-                    whole.append(one)
-            lacking = await self._lacking(whole, verify=True)
-            for one in whole:
-                if any(digest in lacking[owner.node_id] for owner in one.owners for digest in one.blocks):
-                    sends = True
-                    self._send_missing(one, lacking, spare_room_only=not draining)
-                elif draining:
+                if missing and draining and self._has_no_room(one, lacking, silent):
                     self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
-                else:
-                    await self._drop(one)
+                    self._no_room[one.stripe.stripe] = len(missing)
+                elif missing:
+                    sends = True
+                    self._send_missing(one, lacking, spare_room_only=not draining)
+                # What an owner has no room for keeps no other block of the stripe from going.
+                here_and_there = tuple(digest for digest in one.blocks if digest not in missing)
+                if one.owners and here_and_there and not (draining and missing):
+                    candidates.append((one._replace(blocks=here_and_there), not missing))
+            lacking, _ = await self._lacking([one for one, _ in candidates], verify=True)
+            for one, is_whole in candidates:
+                bad = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
+                if bad:
+                    sends = True
+                    self._send_missing(one, lacking, spare_room_only=not draining)
+                if not draining:
+                    await self._drop(one._replace(blocks=tuple(digest for digest in one.blocks if digest not in bad)))
+                elif is_whole and not bad:
+                    self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
         if draining:
             for number, stripe in enumerate(repairer.catalog, start=1):
                 if self._confirmed.get(stripe.stripe) != (view.epoch, stripe.digest):
                     remaining_blocks += len(stripe.blocks)
                     remaining_bytes += stripe.bytes
                 if number % (16 * STRIPES_AT_A_TIME) == 0:
-                    await asyncio.sleep(0)
+                    await self._surroundings.pause(Nanos(0))
             safe = remaining_blocks == 0 and view.epoch == repairer.view.epoch
-            self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes)
+            self._drain = DrainProgress(safe, repairer.catalog.blocks, remaining_blocks, remaining_bytes, sum(self._no_room.values()))
         return sends
 
-    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> dict[NodeId, set[BlockHash]]:
-        """Per owner which of the blocks it does not hold (with `verify`: in good order); all of them when it does not answer."""
+    def _has_no_room(self, one: _Foreign, lacking: dict[NodeId, set[BlockHash]], silent: set[NodeId]) -> bool:
+        """Whether every owner that lacks something was sent it often enough, and says now that it has it not."""
+        short = [owner.node_id for owner in one.owners if not lacking[owner.node_id].isdisjoint(one.blocks)]
+        return all(owner not in silent and self._taken[one.stripe.stripe, owner] >= _TAKEN_OFTEN_ENOUGH for owner in short)
+
+    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> tuple[dict[NodeId, set[BlockHash]], set[NodeId]]:
+        """(per owner which of the blocks it does not hold, with `verify` in good order; all of them when it does not answer; those who did
+        not)."""
         members = {owner.node_id: owner for one in foreign for owner in one.owners}
         lacking: dict[NodeId, set[BlockHash]] = {}
+        silent: set[NodeId] = set()
         for member in members.values():
             asked = by_key_space((one.stripe.key_space, one.blocks) for one in foreign if member in one.owners)
             lacking[member.node_id] = {digest for hashes in asked.values() for digest in hashes}
@@ -156,7 +190,8 @@ class Handover:
                     lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify)
             except LarderError as error:
                 logger.warning("handover: %s does not say what it holds: %s", member.node_id, error)
-        return lacking
+                silent.add(member.node_id)
+        return lacking, silent
 
     def _send_missing(self, one: _Foreign, lacking: dict[NodeId, set[BlockHash]], *, spare_room_only: bool) -> None:
         wanted = {owner.node_id: tuple(digest for digest in one.blocks if digest in lacking[owner.node_id]) for owner in one.owners}
@@ -167,8 +202,10 @@ class Handover:
 
     async def _drop(self, one: _Foreign) -> None:
         """Leased copies stay, and go with a later sweep or for room."""
-        evict = EvictRequested(request_id=self._node.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
-        self._repairer.counters.dropped_blocks += (await self._node.ask(evict, AnswerEvict)).evicted_copies
+        if not one.blocks:
+            return  # no hashes would mean all of them
+        evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
+        self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 
     async def misplaced(self) -> Misplaced:
         """What would move if everything was put in its place now. Asks every store what it holds; of its holders the first in rendezvous
@@ -185,19 +222,19 @@ class Handover:
                 for key_space, hashes in by_key_space((stripe.key_space, blocks) for stripe, blocks in stripes).items():
                     held[member.node_id] |= await repairer.sender.held_by(member, key_space, hashes)
             for stripe, blocks in stripes:
-                owners = place(stripe.stripe, view, replicas=repairer.replicas)
-                if repairer.node_id not in owners:
+                holders = reading_places(stripe.stripe, view, replicas=repairer.replicas)
+                if repairer.node_id not in holders:
                     found.surplus_blocks += len(blocks)
                     found.surplus_bytes += stripe.bytes
                 order = rank_all(stripe.stripe, stores)
                 before = order[: order.index(repairer.node_id)]
                 mine = [digest for digest in blocks if not any(digest in held[node_id] for node_id in before)]
-                for owner in owners:
+                for owner in holders[: repairer.replicas]:
                     lacks = tuple(digest for digest in mine if owner != repairer.node_id and digest not in held.get(owner, set()))
                     target = view.member(owner)
                     if lacks and target is not None:
                         found.shipments.append(shipment_of(stripe, target, lacks, living=1, spare_room_only=False))
-            await asyncio.sleep(0)
+            await self._surroundings.pause(Nanos(0))
         return found
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from collections.abc import AsyncIterable
 
 from kvstore.core.catalog import Catalog
-from kvstore.core.events import Note, NoteKind
+from kvstore.core.events import Note, NoteKind, OwnedBlock
 from kvstore.core.store_state import StoreState
-from kvstore.node.node import Node
-from kvstore.node.walk import walk
+from kvstore.ids import KeySpace
 
 _MAY_UNLIST = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED, NoteKind.EXPIRED})
 
@@ -28,8 +27,8 @@ class Inventory:
         elif note.kind in _MAY_UNLIST and not self._state.holds(note.key_space, note.block.hash):
             self.catalog.remove(note.block.stripe, note.block.hash)
 
-    async def fill(self, node: Node) -> None:
-        """What a restart found. Before the node serves."""
-        async with aclosing(walk(node)) as blocks:
-            async for key_space, owned in blocks:
+    async def fill(self, blocks: AsyncIterable[tuple[KeySpace, OwnedBlock]]) -> None:
+        """With a walk through what a restart found. Before the node serves."""
+        async for key_space, owned in blocks:
+            if self._state.holds(key_space, owned.block.hash):  # it may have gone since the walk saw it
                 self.catalog.add(key_space, owned.block.stripe, owned.block.hash, owned.payload_bytes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,15 +20,10 @@ from kvstore.core.events import (
     ReserveStatus,
 )
 from kvstore.core.repair_plan import Shipment
+from kvstore.core.upkeep.surroundings import PeerCalls, PeerGrant, PeerWrite, Surroundings
 from kvstore.core.view import Member
-from kvstore.errors import CorruptPayload
+from kvstore.errors import CorruptPayload, LarderError
 from kvstore.ids import BlockHash, KeySpace
-from kvstore.node.node import Node
-from kvstore.rpc.channel import ChannelPool
-from kvstore.rpc.peer_stub import PeerStub
-from kvstore.rpc.store_stub import Grant, StoreStub
-from kvstore.tiers.tier import TierFailure
-from kvstore.transport import PayloadTransport, PayloadWrite, Peer, Ticket
 from kvstore.units import Nanos, seconds
 
 CALL_TIMEOUT: Nanos = seconds(5)
@@ -53,46 +47,34 @@ class Sent:
 
 
 class Sender:
-    """Belongs to the event loop of its node."""
-
-    def __init__(self, node: Node, *, channels: ChannelPool, transport: PayloadTransport) -> None:
-        self._node = node
-        self._channels = channels
-        self._transport = transport
-
-    def peer(self, member: Member) -> PeerStub:
-        return PeerStub(self._channels.get(member.address))
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
 
     async def held_by(self, member: Member, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool = False) -> set[BlockHash]:
         """Which of them the node has; with `verify` it reads each back first. Raises LarderError."""
         held: set[BlockHash] = set()
         for start in range(0, len(hashes), _HASHES_OF_A_CALL):
             part = hashes[start : start + _HASHES_OF_A_CALL]
-            answers = await self.peer(member).holds(key_space, part, verify=verify, timeout=_VERIFY_TIMEOUT if verify else CALL_TIMEOUT)
+            answers = await self._surroundings.peer(member).holds(
+                key_space, part, verify=verify, timeout=_VERIFY_TIMEOUT if verify else CALL_TIMEOUT
+            )
             held.update(digest for digest, here in zip(part, answers, strict=True) if here)
         return held
 
     async def send(self, member: Member, shipment: Shipment) -> Sent:
         """Blocks that are gone here by now, or are there already, cost nothing. Raises LarderError when the node fails as a whole."""
-        request = DescribeRequested(request_id=self._node.next_request_id(), key_space=shipment.key_space, hashes=shipment.blocks)
-        found = [block for block in (await self._node.ask(request, AnswerDescribe)).blocks if block is not None]
+        request = DescribeRequested(request_id=self._surroundings.next_request_id(), key_space=shipment.key_space, hashes=shipment.blocks)
+        found = [block for block in (await self._surroundings.ask(request, AnswerDescribe)).blocks if block is not None]
         found.sort(key=lambda owned: owned.block.index)  # a prefix without its head is worthless
         if not found:
             return Sent()
-        peer = Peer(member.node_id, member.boot_id, member.address)
-        stub = await self._transport.stub(peer)
-        asked_at = time.monotonic_ns()
+        peer = self._surroundings.peer(member)
         items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl, owned.rung) for owned in found]
-        grants = await stub.reserve(
-            shipment.key_space,
-            items,
-            timeout=CALL_TIMEOUT,
-            spare_room_only=shipment.spare_room_only,
-        )
+        grants = await peer.reserve(shipment.key_space, items, spare_room_only=shipment.spare_room_only, timeout=CALL_TIMEOUT)
         granted = [(owned, grant) for owned, grant in zip(found, grants, strict=True) if grant.status is ReserveStatus.GRANTED]
         sent = Sent(refused_blocks=sum(grant.status not in _HERE for grant in grants) - len(granted))
         if granted:
-            statuses = await self._write(peer, stub, shipment.key_space, granted, asked_at=asked_at)
+            statuses = await self._write(peer, shipment.key_space, granted)
             for (owned, _), status in zip(granted, statuses, strict=True):
                 if status.is_stored:
                     sent.sent_blocks += 1
@@ -101,48 +83,44 @@ class Sender:
                     sent.lost_blocks += 1
         return sent
 
-    async def _write(
-        self, peer: Peer, stub: StoreStub, key_space: KeySpace, granted: Sequence[tuple[OwnedBlock, Grant]], *, asked_at: int
-    ) -> list[CommitStatus]:
+    async def _write(self, peer: PeerCalls, key_space: KeySpace, granted: Sequence[tuple[OwnedBlock, PeerGrant]]) -> list[CommitStatus]:
         """Straight from where the payloads lie, under a lease of this node on its own copies."""
-        node = self._node
+        own = self._surroundings
         acquire = AcquireRequested(
-            request_id=node.next_request_id(),
+            request_id=own.next_request_id(),
             key_space=key_space,
             blocks=tuple(owned.block for owned, _ in granted),
             ttl=_LEASE,
             counts=False,
         )
-        lease_id = (await node.ask(acquire, AnswerAcquire)).lease_id
+        lease_id = (await own.ask(acquire, AnswerAcquire)).lease_id
         if not lease_id:
             return [CommitStatus.EXPIRED] * len(granted)
-        read = await node.open_read(lease_id, key_space, [owned.block.hash for owned, _ in granted], counts=False)
-        writes: list[PayloadWrite] = []
+        read = await own.open_read(lease_id, key_space, [owned.block.hash for owned, _ in granted], counts=False)
+        writes: list[PeerWrite] = []
         try:
             for number, (item, (_, grant)) in enumerate(zip(read.items, granted, strict=True)):
                 if item.status is not ReadStatus.OK or item.extent is None or not read.is_open:
                     continue
                 try:
-                    payload = await node.source.read(item.extent, item.checksum)
+                    payload = await own.read_payload(item.extent, item.checksum)
                 except CorruptPayload:
                     read.outcomes[number] = ReadOutcome.CORRUPT
                     continue
-                except TierFailure:
+                except LarderError:
                     read.outcomes[number] = ReadOutcome.IO_ERROR
                     continue
                 read.outcomes[number] = ReadOutcome.OK
-                ticket = Ticket.from_bytes(grant.ticket)
-                end_by = Nanos(asked_at + grant.ttl * 9 // 10)
-                writes.append(PayloadWrite(grant.write_token, payload, ticket, grant.arena_offset, end_by))
-            refused = await self._transport.write(peer, writes, timeout=_WRITE_TIMEOUT) if writes else frozenset()
+                writes.append(PeerWrite(grant, payload))
+            refused = await peer.write(writes, timeout=_WRITE_TIMEOUT) if writes else frozenset()
         finally:
             read.finish()
-            release = ReleaseRequested(request_id=node.next_request_id(), lease_id=lease_id, key_space=key_space)
-            await node.ask(release, AnswerRelease)
-        taken = {write.write_token for write in writes} - refused
+            release = ReleaseRequested(request_id=own.next_request_id(), lease_id=lease_id, key_space=key_space)
+            await own.ask(release, AnswerRelease)
+        taken = {write.grant.write_token for write in writes} - refused
         commits = [(grant.write_token, owned.checksum) for owned, grant in granted if grant.write_token in taken]
         answers = (
-            dict(zip((token for token, _ in commits), await stub.commit(commits, timeout=CALL_TIMEOUT), strict=True)) if commits else {}
+            dict(zip((token for token, _ in commits), await peer.commit(commits, timeout=CALL_TIMEOUT), strict=True)) if commits else {}
         )
         return [answers.get(grant.write_token, CommitStatus.EXPIRED) for _, grant in granted]
 

@@ -6,19 +6,16 @@ sent and not by time alone: a cluster with little in it is through in a moment, 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 
 from kvstore.core.repair_plan import LIVING_STATES
+from kvstore.core.upkeep.repair_config import RepairConfig
+from kvstore.core.upkeep.repairer import Repairer
+from kvstore.core.upkeep.surroundings import OwnMember, Surroundings
 from kvstore.core.view import Member, MemberState
 from kvstore.errors import LarderError
-from kvstore.node.repair_config import RepairConfig
-from kvstore.node.repairer import Repairer
-from kvstore.registry.view_source import OwnMember
-from kvstore.rpc.channel import ChannelPool
-from kvstore.rpc.peer_stub import PeerStub
-from kvstore.units import milliseconds, seconds, to_seconds
+from kvstore.units import Nanos, milliseconds, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -28,26 +25,24 @@ _ROUNDING = 0.001
 """The registry counts in thousandths."""
 
 
-async def first_takeover(members: Iterable[Member], channels: ChannelPool, *, config: RepairConfig) -> float:
+async def first_takeover(members: Iterable[Member], surroundings: Surroundings, *, config: RepairConfig) -> float:
     """With how much a node starts that joins these: all when there is nothing to take over, else one step."""
-    stores = [member for member in members if member.role == "store" and member.state in LIVING_STATES]
     if config.takeover_steps == 1 or not config.rate:
         return 1.0
-
-    async def holds_something(member: Member) -> bool:
-        try:
-            return (await PeerStub(channels.get(member.address)).progress(timeout=_FIRST_LOOK)).blocks > 0
-        except LarderError:
-            return True  # who knows
-
-    if any(await asyncio.gather(*(holds_something(member) for member in stores))):
-        return 1.0 / config.takeover_steps
+    for member in members:
+        if member.role == "store" and member.state in LIVING_STATES:
+            try:
+                holds_something = (await surroundings.peer(member).progress(timeout=_FIRST_LOOK)).blocks > 0
+            except LarderError:
+                holds_something = True  # who knows
+            if holds_something:
+                return 1.0 / config.takeover_steps
     return 1.0
 
 
 async def take_over_by_and_by(repairer: Repairer, own: OwnMember) -> None:
     """Returns when the node owns all that falls to it, or nothing any more."""
-    config = repairer.config
+    config, surroundings = repairer.config, repairer.surroundings
     while True:
         member = own.member
         if member is not None and (member.takeover >= 1 or member.state not in (MemberState.JOINING, MemberState.ACTIVE)):
@@ -55,16 +50,16 @@ async def take_over_by_and_by(repairer: Repairer, own: OwnMember) -> None:
         seen = repairer.view.member(repairer.node_id)
         known = seen is not None and member is not None and seen.boot_id == member.boot_id and seen.state is MemberState.ACTIVE
         if member is None or seen is None or not known or seen.takeover < member.takeover - _ROUNDING:
-            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            await surroundings.pause(_LOOK_EVERY)
             continue
-        try:
-            async with asyncio.timeout(to_seconds(config.takeover_step_limit)):
-                while not await repairer.others_settled():  # noqa: ASYNC110  # others are asked, they do not tell
-                    await asyncio.sleep(to_seconds(_LOOK_EVERY))
-        except TimeoutError:
-            logger.warning("takeover: not all copies of this step came within its limit")
+        until = Nanos(surroundings.now() + config.takeover_step_limit)
+        while not await repairer.others_settled():
+            if surroundings.now() >= until:
+                logger.warning("takeover: not all copies of this step came within its limit")
+                break
+            await surroundings.pause(_LOOK_EVERY)
         try:
             await own.take_over(min(1.0, member.takeover + 1.0 / config.takeover_steps))
         except LarderError as error:
             logger.warning("takeover: %s", error)
-            await asyncio.sleep(to_seconds(_LOOK_EVERY))
+            await surroundings.pause(_LOOK_EVERY)

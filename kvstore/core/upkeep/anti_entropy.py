@@ -6,18 +6,17 @@ and not all. What differs is asked for stripe by stripe, then block by block.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from kvstore.core.catalog import BUCKETS, Stripe
 from kvstore.core.placement import place
+from kvstore.core.upkeep.handover import shipment_of
+from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
+from kvstore.core.upkeep.sender import CALL_TIMEOUT
 from kvstore.core.view import Member, View
 from kvstore.errors import LarderError
 from kvstore.ids import NodeId
-from kvstore.node.handover import shipment_of
-from kvstore.node.repairer import STRIPES_AT_A_TIME, Repairer
-from kvstore.node.sender import CALL_TIMEOUT
-from kvstore.units import Nanos, seconds, to_seconds
+from kvstore.units import Nanos, seconds
 
 logger = logging.getLogger(__name__)
 
@@ -34,23 +33,26 @@ async def shared_stripes(repairer: Repairer, view: View, other: NodeId, bucket: 
         if repairer.node_id in owners and other in owners:
             shared.append(stripe)
         if number % STRIPES_AT_A_TIME == 0:
-            await asyncio.sleep(0)
+            await repairer.surroundings.pause(Nanos(0))
     return shared
 
 
 async def bucket_digests(repairer: Repairer, view: View, other: NodeId, first: int, count: int) -> list[int]:
-    digests = []
+    digests, seen = [], 0
     for bucket in range(first, first + count):
         digest = 0
-        for stripe in await shared_stripes(repairer, view, other, bucket):
+        for stripe in await shared_stripes(repairer, view, other, bucket) if repairer.catalog.stripes(bucket) else ():
             digest ^= stripe.digest
+            seen += 1
         digests.append(digest)
-        await asyncio.sleep(0)
+        if seen >= STRIPES_AT_A_TIME:
+            seen = 0
+            await repairer.surroundings.pause(Nanos(0))
     return digests
 
 
 class AntiEntropy:
-    """The side that asks; peer_servicer.py answers. Belongs to the event loop of its node. `run` never returns."""
+    """The side that asks; peer_answers.py answers. `run` never returns."""
 
     def __init__(self, repairer: Repairer) -> None:
         self._repairer = repairer
@@ -63,7 +65,7 @@ class AntiEntropy:
         while True:
             members = self._repairer.other_stores()
             if not members:
-                await asyncio.sleep(to_seconds(_PAUSE_WHEN_ALONE))
+                await self._repairer.surroundings.pause(_PAUSE_WHEN_ALONE)
                 continue
             rounds += 1
             if rounds % _LOOK_AGAIN_AFTER_ROUNDS == 0:
@@ -71,7 +73,7 @@ class AntiEntropy:
             steps = len(members) * BUCKETS // BUCKETS_OF_A_CALL
             for member in members:
                 for first in range(0, BUCKETS, BUCKETS_OF_A_CALL):
-                    await asyncio.sleep(to_seconds(every) / steps)
+                    await self._repairer.surroundings.pause(Nanos(every // steps))
                     # While the plan of a new view is worked off, everything differs.
                     if self._repairer.idle:
                         try:
@@ -82,7 +84,7 @@ class AntiEntropy:
     async def _compare(self, member: Member, first: int) -> None:
         repairer, view = self._repairer, self._repairer.view
         mine = await bucket_digests(repairer, view, member.node_id, first, BUCKETS_OF_A_CALL)
-        stub = repairer.sender.peer(member)
+        stub = repairer.surroundings.peer(member)
         differing = await stub.compare_buckets(repairer.node_id, view.epoch, first, mine, timeout=CALL_TIMEOUT)
         for bucket, theirs in differing.items():
             pair = (mine[bucket - first], theirs)
@@ -92,7 +94,7 @@ class AntiEntropy:
 
     async def _compare_stripes(self, member: Member, view: View, bucket: int) -> None:
         repairer = self._repairer
-        theirs = await repairer.sender.peer(member).list_stripes(repairer.node_id, view.epoch, bucket, timeout=CALL_TIMEOUT)
+        theirs = await repairer.surroundings.peer(member).list_stripes(repairer.node_id, view.epoch, bucket, timeout=CALL_TIMEOUT)
         for stripe in await shared_stripes(repairer, view, member.node_id, bucket):
             if theirs.get(stripe.stripe, 0) != stripe.digest:
                 await self._send_missing(member, view, stripe)

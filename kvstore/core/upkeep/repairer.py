@@ -6,21 +6,20 @@ the same, a copy beside its place) is found by handover.py and anti_entropy.py, 
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.repair_plan import LIVING_STATES, Plan, Shipment, ShipmentQueue, stores_part
 from kvstore.core.token_bucket import TokenBucket
+from kvstore.core.upkeep.repair_config import RepairConfig
+from kvstore.core.upkeep.sender import CALL_TIMEOUT, Sender, Sent
+from kvstore.core.upkeep.surroundings import Surroundings
 from kvstore.core.view import Member, View
 from kvstore.errors import LarderError
 from kvstore.ids import Epoch, NodeId
-from kvstore.node.config import NodeConfig
-from kvstore.node.node import Node
-from kvstore.node.sender import CALL_TIMEOUT, Sender, Sent
-from kvstore.registry.view_source import ViewSource
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -49,18 +48,17 @@ class RepairCounters:
 
 
 class Repairer:
-    """Belongs to the event loop of its node. `run` never returns."""
+    """`begin`, then both processes, which never return."""
 
-    def __init__(self, node: Node, catalog: Catalog, sender: Sender, *, config: NodeConfig, views: ViewSource) -> None:
+    def __init__(self, surroundings: Surroundings, catalog: Catalog, *, node_id: NodeId, replicas: int, config: RepairConfig) -> None:
+        self.surroundings = surroundings
         self.catalog = catalog
-        self.sender = sender
+        self.sender = Sender(surroundings)
         self.queue = ShipmentQueue()
         self.counters = RepairCounters()
-        self.node_id = NodeId(config.node_id)
-        self.replicas = config.replicas
-        self.config = config.repair
-        self._node = node
-        self._views = views
+        self.node_id = node_id
+        self.replicas = replicas
+        self.config = config
         self._settled = View(Epoch(0))
         """The last view under which this node owed nothing."""
         self._planned = self._settled
@@ -71,10 +69,12 @@ class Repairer:
         """Their target failed: again at that time."""
         self._busy_since: Nanos | None = None
         self._sent_since = 0
+        self.when_sent: Callable[[Shipment, Sent], None] = lambda shipment, sent: None
+        """Told of each shipment that reached its target."""
 
     @property
     def view(self) -> View:
-        return self._views.view
+        return self.surroundings.view
 
     @property
     def settled_epoch(self) -> Epoch:
@@ -99,24 +99,22 @@ class Repairer:
         """Over the present stretch of work; 0 between two."""
         if self._busy_since is None:
             return 0.0
-        return self._sent_since / max(to_seconds(Nanos(self._node.now() - self._busy_since)), 0.1)
+        return self._sent_since / max(to_seconds(Nanos(self.surroundings.now() - self._busy_since)), 0.1)
 
-    async def run(self) -> None:
+    def begin(self) -> None:
+        """Under the present view nothing is owed."""
         self._settled = self._planned = self.view
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_views())
-            group.create_task(self._work())
 
     # -- planning
 
-    async def _follow_views(self) -> None:
+    async def follow_views(self) -> None:
         while True:
-            await asyncio.sleep(to_seconds(LOOK_EVERY))
+            await self.surroundings.pause(LOOK_EVERY)
             if stores_part(self.view) != stores_part(self._planned):
                 self._planning = True
                 seen = None
-                while seen != (seen := stores_part(self.view)):  # noqa: ASYNC110  # it is the quiet that is waited for
-                    await asyncio.sleep(to_seconds(self.config.delay))
+                while seen != (seen := stores_part(self.view)):  # it is the quiet that is waited for
+                    await self.surroundings.pause(self.config.delay)
                 await self._plan(self.view)
                 self._planning = False
             elif self.idle:
@@ -142,32 +140,32 @@ class Repairer:
                     )
                 )
             if number % STRIPES_AT_A_TIME == 0:
-                await asyncio.sleep(0)
+                await self.surroundings.pause(Nanos(0))
         self._planned = view
         if self.queue:
             logger.info("epoch %d: %d stripes, %d bytes to send to new owners", view.epoch, len(self.queue), self.queue.bytes)
 
     # -- sending
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
         burst = Bytes(min(_MOST_BURST, self.config.rate // 4))
-        bucket = TokenBucket(rate=self.config.rate, burst=burst, now=self._node.now())
+        bucket = TokenBucket(rate=self.config.rate, burst=burst, now=self.surroundings.now())
         while True:
-            now = self._node.now()
+            now = self.surroundings.now()
             self._wake_up(now)
             shipment = self.queue.take()
             if shipment is None:
-                await asyncio.sleep(to_seconds(LOOK_EVERY))
+                await self.surroundings.pause(LOOK_EVERY)
                 continue
             if self._busy_since is None:
                 self._busy_since, self._sent_since = now, 0
             self._in_hand = shipment
             try:
-                await asyncio.sleep(to_seconds(bucket.wait(now)))
+                await self.surroundings.pause(bucket.wait(now))
                 sent = await self._send(shipment)
             finally:
                 self._in_hand = None
-            bucket.spend(sent.sent_bytes, self._node.now())
+            bucket.spend(sent.sent_bytes, self.surroundings.now())
 
     def _wake_up(self, now: Nanos) -> None:
         due = [shipment for at, shipment in self._resting if at <= now]
@@ -187,11 +185,12 @@ class Repairer:
             if shipment.attempts == 0:
                 logger.warning("repair: %s does not take its copies: %s", member.node_id, error)
             if shipment.attempts < _MOST_ATTEMPTS:
-                later = Nanos(self._node.now() + _RETRY_AFTER)
+                later = Nanos(self.surroundings.now() + _RETRY_AFTER)
                 self._resting.append((later, dataclasses.replace(shipment, attempts=shipment.attempts + 1)))
             else:
                 self.counters.failed_blocks += len(shipment.blocks)
             return Sent()
+        self.when_sent(shipment, sent)
         self.counters.sent_blocks += sent.sent_blocks
         self.counters.sent_bytes += sent.sent_bytes
         self.counters.refused_blocks += sent.refused_blocks
@@ -211,7 +210,7 @@ class Repairer:
         epoch = self.view.epoch
         for member in self.other_stores():
             try:
-                progress = await self.sender.peer(member).progress(timeout=CALL_TIMEOUT)
+                progress = await self.surroundings.peer(member).progress(timeout=CALL_TIMEOUT)
             except LarderError:
                 continue
             if progress.settled_epoch < epoch:
