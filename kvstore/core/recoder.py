@@ -92,10 +92,14 @@ class Recoder:
 
     def give_up(self, recoding: Recoding) -> None:
         """Nothing is written."""
+        self.drop(recoding)
+        self._given_up(recoding.entry)
+
+    def drop(self, recoding: Recoding) -> None:
+        """Nothing is written now; the caller may want the move again."""
         if recoding.recoded is not None:
             self._stock.say(DropRecoded(recoded=recoding.recoded))
         self.end(recoding)
-        self._given_up(recoding.entry)
 
     def end(self, recoding: Recoding) -> None:
         """A move takes over, and holds the source already; or nobody does."""

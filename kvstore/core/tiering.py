@@ -283,6 +283,7 @@ class Tiering:
 
     def _write_ready(self) -> None:
         """What has been stepped down, or could not be."""
+        stock = self._stock
         for recoding in self._recoder.ready():
             entry, source, relocates = recoding.entry, recoding.source, recoding.reason is CopyReason.RELOCATE
             if self._has_room(entry.key_space, recoding.length, last_resort=relocates):
@@ -295,6 +296,13 @@ class Tiering:
                 source.unhold()
             elif relocates and self._regions.open is None:
                 self._recoder.give_up(recoding)  # `_relocate` knows what to do without room
+            elif not relocates:
+                # It had room when it was sent to be stepped down. To wait for the next would keep others from being demoted meanwhile.
+                self._recoder.drop(recoding)
+                if entry.listed and entry.readable_host:
+                    stock.want_demotion(entry)
+                else:
+                    self._durable.settle(entry, durable=False)
 
     def _write(self, entry: Entry, source: Copy, reason: CopyReason) -> None:
         """To the open region, which has room for it; stepped down first where the rules say so. Never what a lease may have to read from
