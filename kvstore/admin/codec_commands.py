@@ -47,6 +47,8 @@ def codec_report(
     as_json: JsonOption = False,
 ) -> None:
     """What each rung costs in bits, quality and time, on texts that calibration did not see."""
+    if plot is not None:
+        quality_plot.check_plot(plot)
     options = {"scored_tokens": scored_tokens, "threads": threads}
     with progress_bars() as advance:
         record = quality_commands.codec_report(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +43,25 @@ async def measure_failover(cluster: LocalCluster, plan: FailoverPlan, tell: Tell
         return await _Failovers(cluster, client, plan, tell).rows()
 
 
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A stream whose decode node was struck at an instant of the monotonic clock."""
+
+    stream: Stream
+    at: float
+
+    @property
+    def takeover_ms(self) -> float:
+        return float(self.stream.larder["takeover_ms"])
+
+    @property
+    def notice_ms(self) -> float:
+        """From the blow until it was noticed: the wait for the successor's first token, less what the takeover took."""
+        arrivals = self.stream.arrivals
+        _, resumed = max(itertools.pairwise(arrivals), key=lambda pair: pair[1] - max(pair[0], self.at))
+        return round((resumed - self.at) * 1e3 - self.takeover_ms, 1)
+
+
 class _Failovers:
     def __init__(self, cluster: LocalCluster, client: BenchClient, plan: FailoverPlan, tell: Tell) -> None:
         self._cluster = cluster
@@ -57,8 +78,8 @@ class _Failovers:
             cold = await self._client.ask(prompt, tokens=1)
             struck = [await self._struck(prompt, signal.SIGKILL) for _ in range(self._plan.kills)]
             await self._check(prompt, struck)
-            dead += [stream.larder["notice_ms"] for stream in struck]
-            takeover = median([stream.larder["takeover_ms"] for stream in struck])
+            dead += [it.notice_ms for it in struck]
+            takeover = median([it.takeover_ms for it in struck])
             what = f"takeover after kill -9, {tokens:,} tokens, beside their prefill"
             rows.append(Row(what=what, value=takeover, unit="ms", beside=cold.ttft_ms, most=most))
         prompt = await self._client.prompt(self._plan.prompts[0][0], seed=7)
@@ -66,20 +87,23 @@ class _Failovers:
         await self._check(prompt, [frozen])
         return [
             Row(what="a dead decode node is noticed after", value=max(dead), unit="ms", most=100),
-            Row(what="a frozen decode node is noticed after", value=frozen.larder["notice_ms"], unit="ms", most=1000),
+            Row(what="a frozen decode node is noticed after", value=frozen.notice_ms, unit="ms", most=1000),
             *rows,
         ]
 
-    async def _struck(self, prompt: list[int], blow: signal.Signals) -> Stream:
+    async def _struck(self, prompt: list[int], blow: signal.Signals) -> Struck:
         """A stream whose decode node is struck in the middle. The other node has an empty pool: it has only just been started, or never
         served this prompt; and the struck one is started anew for the next blow."""
         self._tell(f"failover: {len(prompt):,} tokens, {blow.name}")
         victims: list[str] = []
+        at = 0.0
 
         def strike(stream: Stream) -> None:
+            nonlocal at
             if not victims and len(stream.token_ids) >= self._plan.kill_after:
                 victims.append(self._cluster.decode_node_of_the_only_stream())
                 os.kill(self._cluster.processes[victims[0]].pid, blow)
+                at = time.monotonic()
 
         stream = await self._client.ask(prompt, tokens=self._plan.answer, on_token=strike)
         self._tell(f"failover: {victims[0]} starts anew")
@@ -87,9 +111,9 @@ class _Failovers:
         self._cluster.restart(victims[0])
         if stream.larder["failovers"] < 1:
             raise Unavailable(f"{victims[0]} was struck, and no stream moved")
-        return stream
+        return Struck(stream, at)
 
-    async def _check(self, prompt: list[int], struck: list[Stream]) -> None:
+    async def _check(self, prompt: list[int], struck: list[Struck]) -> None:
         whole = await self._client.ask(prompt, tokens=self._plan.answer)
-        if any(stream.token_ids != whole.token_ids for stream in struck):
+        if any(it.stream.token_ids != whole.token_ids for it in struck):
             raise Unavailable("a stream that changed its node has other tokens than the undisturbed one")

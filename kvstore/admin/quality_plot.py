@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvstore.errors import ConfigError
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: Path) -> None:
+    """Raises ConfigError for what `write_plot` could not write: before the hours of work that the plot is of."""
+    if path.suffix not in _FORMATS or not path.absolute().parent.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise ConfigError(f"plot: cannot write {path}: it must be a {', '.join(_FORMATS)} in a folder that is there and may be written to")
 
 
 def write_plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

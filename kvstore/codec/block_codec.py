@@ -165,14 +165,17 @@ class BlockCodec:
         header, (exact, keys, values, side) = self.opened(payload, start_position=start_position)
         tokens = header.exact_tokens
         recoded = None
-        if tokens < header.block_tokens and header.rung not in BITS:
-            recoded = self._klt_block(header, keys, values) if header.rung is Rung.KLT else self._fp8_block(header, side, keys, values)
+        if tokens < header.block_tokens and header.rung is Rung.KLT:
+            recoded = self._klt_block(header, keys, values)
         if tokens:
             out[..., :tokens, :] = exact.view(out.dtype).reshape(*self._shape[:3], tokens, self._shape[4])
         if recoded is not None:
             out[..., tokens:, :] = recoded.view(out.dtype)
         elif tokens < header.block_tokens:
             half, single = self._views(out)
+            if header.rung is Rung.FP8:
+                fp8.decode(half, single, self._kind, self._tile_shape, tokens, side.view(np.int8).reshape(2, -1), keys, values)
+                return header
             widths = np.array(header.widths, np.uint8)
             kernels.dequantize(half, single, self._kind, self._tile_shape, tokens, header.group, widths, side, keys, values)
         return header
@@ -293,31 +296,21 @@ class BlockCodec:
         parts = klt.read((keys.data, values.data), tokens=header.block_tokens - header.exact_tokens, step=header.step)
         return narrow(klt.block(parts, start_position=header.start_position + header.exact_tokens, step=header.step), header.dtype)
 
-    def _fp8_block(self, header: BlockHeader, side: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-        shape = (*self._shape[:3], header.block_tokens - header.exact_tokens, self._shape[4])
-        codes = (part.reshape(-1, *shape[3:]) for part in (keys, values))
-        return narrow(fp8.decoded(side.view(np.int8).reshape(2, -1), *codes, shape=shape), header.dtype)
-
     def _klt_of(self, header: BlockHeader) -> KltTransform:
         if self._klt is None or self._klt.tables.digest != header.calibration:
             there = "none" if self._klt is None else self._klt.tables.digest.hex()[:12]
             raise UnsupportedFormat(f"the payload needs calibration {header.calibration.hex()[:12]}, this reader has {there}")
         return self._klt
 
-    def _encode_wide(self, block: np.ndarray, header: BlockHeader, *, canonical: bool) -> tuple[list[np.ndarray], float, float]:
-        """(sections after the exact one, largest error, sum of squared errors) of the tokens after the exact ones: klt and fp8."""
+    def _encode_klt(self, block: np.ndarray, header: BlockHeader, *, canonical: bool) -> tuple[list[np.ndarray], float, float]:
+        """(sections after the exact one, largest error, sum of squared errors) of the tokens after the exact ones."""
+        assert self._klt is not None
         tokens = header.exact_tokens
         wide = widen(block[..., tokens:, :], header.dtype)
-        if self.rung is Rung.FP8:
-            sections = [part.reshape(-1).view(np.uint8) for part in fp8.encoded(wide)]
-            sections = [*sections[1:], sections[0]]
-            decoded = self._fp8_block(header, sections[2], *sections[:2])
-        else:
-            assert self._klt is not None
-            where = {"start_position": header.start_position + tokens, "step": header.step}
-            coefficients = self._klt.coefficients(wide, **where)
-            sections = [np.frombuffer(data, np.uint8) for data in (*self._klt.write(coefficients, step=header.step), b"")]
-            decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
+        where = {"start_position": header.start_position + tokens, "step": header.step}
+        coefficients = self._klt.coefficients(wide, **where)
+        sections = [np.frombuffer(data, np.uint8) for data in (*self._klt.write(coefficients, step=header.step), b"")]
+        decoded = narrow(self._klt.block(self._klt.parts(coefficients), **where), header.dtype)
         error = widen(decoded, header.dtype) - wide
         if not np.isfinite(error).all():
             raise CodecFailure(f"rung {self.rung}: the block would not be finite when decoded", reason="out_of_range")
@@ -340,8 +333,12 @@ class BlockCodec:
                 largest, squares = kernels.quantize(
                     half, single, self._kind, self._tile_shape, tokens, header.group, widths, canonical, side, keys, values
                 )
+            elif self.rung is Rung.FP8:
+                _, keys, values, side = sections
+                exponents = side.view(np.int8).reshape(2, -1)
+                largest, squares = fp8.encode(half, single, self._kind, self._tile_shape, tokens, canonical, exponents, keys, values)
             else:
-                sections[1:], largest, squares = self._encode_wide(block, header, canonical=canonical)
+                sections[1:], largest, squares = self._encode_klt(block, header, canonical=canonical)
         return self._written(room, header, sections, largest, squares)
 
     def _written(self, room: np.ndarray, header: BlockHeader, sections: Sections, largest: float, squares: float) -> int:

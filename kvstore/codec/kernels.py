@@ -1,8 +1,8 @@
 """The lossy rungs' arithmetic as fused machine code: one pass over a block, without the GIL, equal bit for bit to reference.py.
 
 Every operation is a float32 or integer operation in a stated order (no fastmath, no contraction), so that another
-implementation, torch on a device say, gives the same bytes. All kernels and what they call stay in this one file and
-vectors.py, because numba's cache on disk notices changes of the file it caches and of no other.
+implementation, torch on a device say, gives the same bytes. numba's cache on disk notices changes of the file it caches and of no other:
+who changes planes.py or vectors.py touches the files whose kernels they are part of.
 
 A block arrives flat, in C order [layers, 2, heads, tokens, head_dim], in one of two views: `half` (uint16 bit patterns of
 bfloat16 or float16) or `single` (float32); the other view is empty and `kind` says which. Work goes by planes: the lossy
@@ -14,15 +14,11 @@ whole vectors in a plane's working memory; the lanes beyond a row are masked whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numba
 import numpy as np
 
 from kvstore.codec import vectors as v
-
-Kernel = Callable[..., Any]
+from kvstore.codec.machine_code import compiled, inlined
+from kvstore.codec.planes import load_plane, narrowed, pack_plane, packed_bytes, store_plane, unpack_plane
 
 BFLOAT16, FLOAT16, FLOAT32 = 0, 1, 2
 SCALE_BASE = (127 - 20) << 3
@@ -30,22 +26,6 @@ SCALE_BASE = (127 - 20) << 3
 
 _ROUND = np.float32(12582912.0)
 """1.5 * 2**23: adding and subtracting it rounds |x| < 2**22 to the nearest integer, ties to even, and vectorizes."""
-
-
-def compiled(function: Kernel) -> Kernel:
-    """`function` as a GIL-free kernel, cached on disk beside this file or in the user's cache folder.
-
-    Where neither can be written (a read-only installation without a home) it is compiled anew in each process.
-    """
-    try:
-        return numba.njit(nogil=True, cache=True)(function)  # type: ignore[no-any-return]
-    except RuntimeError:  # numba: "no locator available"
-        return numba.njit(nogil=True)(function)  # type: ignore[no-any-return]
-
-
-def inlined(function: Kernel) -> Kernel:
-    """A part of a kernel. Without forced inlining its calls, some thirty arguments each, cost ten times its work."""
-    return numba.njit(forceinline=True)(function)  # type: ignore[no-any-return]
 
 
 @compiled
@@ -75,104 +55,6 @@ def largest_bits_of_single(patterns):
         magnitude = patterns[i] & np.uint32(0x7FFFFFFF)
         largest = magnitude if magnitude > largest else largest
     return largest
-
-
-@inlined
-def _widened_half(bits):
-    """F8 of float16 bit patterns in an I8; exact for every finite value."""
-    magnitude = v.multiply(v.float_of(v.shifted_left(v.i_and(bits, v.i_splat(np.int32(0x7FFF))), 13)), v.splat(np.float32(2.0**112)))
-    sign = v.shifted_left(v.i_and(bits, v.i_splat(np.int32(0x8000))), 16)
-    return v.float_of(v.i_or(v.bits_of(magnitude), sign))
-
-
-@inlined
-def _bfloat16_bits(values):
-    """I8: the bit patterns nearest to an F8, ties to even."""
-    bits = v.bits_of(values)
-    odd = v.i_and(v.shifted_right(bits, 16), v.i_splat(np.int32(1)))
-    return v.shifted_right(v.i_add(v.i_add(bits, v.i_splat(np.int32(0x7FFF))), odd), 16)
-
-
-@inlined
-def _float16_bits(values):
-    bits = v.bits_of(values)
-    magnitude = v.i_and(bits, v.i_splat(np.int32(0x7FFFFFFF)))
-    small = v.below(magnitude, v.i_splat(np.int32(113 << 23)))  # below 2**-14: the sum with 0.5 rounds to a multiple of the smallest step
-    fine = v.i_subtract(v.bits_of(v.add(v.float_of(magnitude), v.splat(np.float32(0.5)))), v.i_splat(np.int32(126 << 23)))
-    odd = v.i_and(v.shifted_right(magnitude, 13), v.i_splat(np.int32(1)))
-    coarse = v.shifted_right(v.i_add(v.i_add(magnitude, v.i_splat(np.int32(0xFFF - (112 << 23)))), odd), 13)
-    narrow = v.i_or(v.i_and(fine, small), v.i_and(coarse, v.i_subtract(v.i_splat(np.int32(-1)), small)))
-    return v.i_or(narrow, v.shifted_right(v.i_and(bits, v.i_splat(np.int32(-0x80000000))), 16))
-
-
-@inlined
-def _narrowed(values, kind):
-    """An F8 rounded to what the dtype can hold, ties to even."""
-    if kind == 0:
-        values = v.float_of(v.shifted_left(_bfloat16_bits(values), 16))
-    elif kind == 1:
-        values = _widened_half(_float16_bits(values))
-    return values
-
-
-@inlined
-def _load_plane(half, single, kind, first, width, tile):
-    """`tile` [rows * padded width] from the elements of a block from `first` on, widened to float32; zeros beyond each row."""
-    if width % 8 == 0:
-        if kind == 0:
-            for i in range(0, tile.size, 8):
-                v.store_f32(tile, i, v.load_bf16(half, first + i))
-        elif kind == 1:
-            for i in range(0, tile.size, 8):
-                v.store_f32(tile, i, _widened_half(v.load_u16(half, first + i)))
-        else:
-            for i in range(0, tile.size, 8):
-                v.store_f32(tile, i, v.load_f32(single, first + i))
-    else:
-        padded = (width + 7) // 8 * 8
-        for row in range(tile.size // padded):
-            for d in range(width):
-                at = first + row * width + d
-                bits = np.uint32(0)
-                if kind == 0:
-                    bits = np.uint32(half[at]) << np.uint32(16)
-                elif kind == 1:
-                    magnitude = np.uint32((half[at] & np.uint32(0x7FFF)) << np.uint32(13)).view(np.float32) * np.float32(2.0**112)
-                    bits = np.float32(magnitude).view(np.uint32) | np.uint32((half[at] & np.uint32(0x8000)) << np.uint32(16))
-                else:
-                    bits = np.float32(single[at]).view(np.uint32)
-                tile[row * padded + d] = np.uint32(bits).view(np.float32)
-            for d in range(width, padded):
-                tile[row * padded + d] = np.float32(0)
-
-
-@inlined
-def _store_plane(tile, half, single, kind, first, width):
-    """Inverse of `_load_plane`, rounding."""
-    if width % 8 == 0:
-        if kind == 0:
-            for i in range(0, tile.size, 8):
-                v.store_u16(half, first + i, _bfloat16_bits(v.load_f32(tile, i)))
-        elif kind == 1:
-            for i in range(0, tile.size, 8):
-                v.store_u16(half, first + i, _float16_bits(v.load_f32(tile, i)))
-        else:
-            for i in range(0, tile.size, 8):
-                v.store_f32(single, first + i, v.load_f32(tile, i))
-    else:
-        padded = (width + 7) // 8 * 8
-        eight = np.empty(8, np.uint16)
-        for row in range(tile.size // padded):
-            for d in range(0, padded, 8):
-                if kind == 0:
-                    v.store_u16(eight, 0, _bfloat16_bits(v.load_f32(tile, row * padded + d)))
-                elif kind == 1:
-                    v.store_u16(eight, 0, _float16_bits(v.load_f32(tile, row * padded + d)))
-                for i in range(min(8, width - d)):
-                    if kind == 2:
-                        single[first + row * width + d + i] = tile[row * padded + d + i]
-                    else:
-                        half[first + row * width + d + i] = eight[i]
 
 
 @inlined
@@ -224,76 +106,6 @@ def _absolute(x):
     return v.float_of(v.i_and(v.bits_of(x), v.i_splat(np.int32(0x7FFFFFFF))))
 
 
-@inlined
-def _pack_plane(codes, bits, out, sixteen):
-    """Codes (uint8, zeros beyond the plane) as bytes: reference.pack_plane."""
-    if bits == 8:
-        for i in range(out.size):
-            out[i] = codes[i]
-        return
-    parts = 2 if bits == 4 else 4 if bits == 6 else 8
-    carriers = parts * bits // 8
-    size = out.size // carriers
-    if bits == 4:
-        lower, upper = codes[:size], codes[size : 2 * size]
-        for j in range(size):
-            out[j] = lower[j] | np.uint8(upper[j] << np.uint8(4))
-        return
-    mask = v.h_splat(np.int16((1 << (8 - bits)) - 1))
-    for j in range(0, size, 16):
-        rest = v.h_splat(np.int16(0))
-        for part in range(carriers, parts):
-            rest = v.h_or(rest, v.h_shifted_left(v.load_u8x16(codes, part * size + j), bits * (part - carriers)))
-        for part in range(carriers):
-            piece = v.h_shifted_left(v.h_and(v.h_shifted_right(rest, (8 - bits) * part), mask), bits)
-            joined = v.h_or(v.load_u8x16(codes, part * size + j), piece)
-            if j + 16 <= size:
-                v.store_u8x16(out, part * size + j, joined)
-            else:
-                v.store_u8x16(sixteen, 0, joined)
-                for i in range(size - j):
-                    out[part * size + j + i] = sixteen[i]
-
-
-@inlined
-def _unpack_plane(packed, bits, codes):
-    """Inverse of `_pack_plane`; `codes` holds the plane and what pads it."""
-    parts = 2 if bits == 4 else 4 if bits == 6 else 8
-    carriers = parts * bits // 8
-    size = packed.size // carriers
-    if bits == 4:
-        lower, upper = codes[:size], codes[size : 2 * size]
-        for j in range(size):
-            lower[j] = packed[j] & np.uint8(15)
-            upper[j] = packed[j] >> np.uint8(4)
-        return
-    mask = v.h_splat(np.int16((1 << bits) - 1))
-    whole = size // 16 * 16
-    for j in range(0, whole, 16):
-        rest = v.h_splat(np.int16(0))
-        for part in range(carriers):
-            row = v.load_u8x16(packed, part * size + j)
-            v.store_u8x16(codes, part * size + j, v.h_and(row, mask))
-            rest = v.h_or(rest, v.h_shifted_left(v.h_shifted_right(row, bits), (8 - bits) * part))
-        for part in range(carriers, parts):
-            v.store_u8x16(codes, part * size + j, v.h_and(v.h_shifted_right(rest, bits * (part - carriers)), mask))
-    for j in range(whole, size):
-        rest = np.int64(0)
-        for part in range(carriers):
-            row = np.int64(packed[part * size + j])
-            codes[part * size + j] = np.uint8(row & ((1 << bits) - 1))
-            rest |= (row >> bits) << ((8 - bits) * part)
-        for part in range(carriers, parts):
-            codes[part * size + j] = np.uint8((rest >> (bits * (part - carriers))) & ((1 << bits) - 1))
-
-
-@inlined
-def _packed_bytes(count, bits):
-    """block_format.plane_bytes."""
-    parts = 1 if bits == 8 else 2 if bits == 4 else 4 if bits == 6 else 8
-    return (count + parts - 1) // parts * (parts * bits // 8)
-
-
 @compiled
 def quantize(half, single, kind, shape, exact, group, widths, canonical, side, keys, values):
     """Fills the sections of a block whose numbers are finite and within range; returns (max |error|, sum of squares).
@@ -328,10 +140,10 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
         for is_value in range(2):
             bits = np.int64(widths[layer, is_value])
             levels, unit, symmetric, limit = _form(is_value == 1, bits)
-            plane_bytes = _packed_bytes(lossy * width, bits)
+            plane_bytes = packed_bytes(lossy * width, bits)
             for head in range(heads):
                 first = (((layer * 2 + is_value) * heads + head) * tokens + exact) * width
-                _load_plane(half, single, kind, first, width, tile)
+                load_plane(half, single, kind, first, width, tile)
                 for d in range(0, padded, 8):
                     v.store_f32(squares, d, v.splat(np.float32(0)))
                 if is_value == 0:
@@ -362,7 +174,7 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
                                 x = v.load_f32(tile, t * padded + d)
                                 code = _codes(x, inverse, origin, levels)
                                 v.store_u8(codes, t * width + d, code)
-                                decoded = _narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
+                                decoded = narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
                                 v.store_f32(tile, t * padded + d, decoded)
                                 error = v.subtract(x, decoded)
                                 square = v.add(square, v.multiply(error, error))
@@ -408,7 +220,7 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
                                 x = v.load_f32(tile, t * padded + d)
                                 code = _codes(x, inverse, origin, levels)
                                 v.store_u8(codes, t * width + d, code)
-                                decoded = _narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
+                                decoded = narrowed(v.multiply(v.add(v.to_float(code), zero), scale), kind)
                                 v.store_f32(tile, t * padded + d, decoded)
                                 error = v.subtract(x, decoded)
                                 if d + 8 > width:
@@ -421,15 +233,15 @@ def quantize(half, single, kind, shape, exact, group, widths, canonical, side, k
                 for i in range(lossy * width, codes.size):
                     codes[i] = np.uint8(0)
                 if is_value:
-                    _pack_plane(codes, bits, values[value_at : value_at + plane_bytes], sixteen)
+                    pack_plane(codes, bits, values[value_at : value_at + plane_bytes], sixteen)
                     value_at += plane_bytes
                 else:
-                    _pack_plane(codes, bits, keys[key_at : key_at + plane_bytes], sixteen)
+                    pack_plane(codes, bits, keys[key_at : key_at + plane_bytes], sixteen)
                     key_at += plane_bytes
                 for d in range(width):
                     total += np.float64(squares[d])
                 if canonical:
-                    _store_plane(tile, half, single, kind, first, width)
+                    store_plane(tile, half, single, kind, first, width)
     return v.largest_lane(worst), total
 
 
@@ -452,14 +264,14 @@ def dequantize(half, single, kind, shape, exact, group, widths, side, keys, valu
         for is_value in range(2):
             bits = np.int64(widths[layer, is_value])
             levels, unit, symmetric, _ = _form(is_value == 1, bits)
-            plane_bytes = _packed_bytes(lossy * width, bits)
+            plane_bytes = packed_bytes(lossy * width, bits)
             units = v.i_splat(unit)
             for head in range(heads):
                 first = (((layer * 2 + is_value) * heads + head) * tokens + exact) * width
                 packed = values[value_at : value_at + plane_bytes] if is_value else keys[key_at : key_at + plane_bytes]
                 codes = unpacked
                 if bits != 8:
-                    _unpack_plane(packed, bits, unpacked)
+                    unpack_plane(packed, bits, unpacked)
                 elif width % 8 == 0:
                     codes = packed
                 else:
@@ -495,4 +307,4 @@ def dequantize(half, single, kind, shape, exact, group, widths, side, keys, valu
                             for d in range(index * group, min((index + 1) * group, width), 8):
                                 decoded = v.multiply(v.add(v.to_float(v.load_u8(codes, t * width + d)), origin), scale)
                                 v.store_f32(tile, t * padded + d, decoded)
-                _store_plane(tile, half, single, kind, first, width)
+                store_plane(tile, half, single, kind, first, width)

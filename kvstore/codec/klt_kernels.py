@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvstore.codec import vectors as v
-from kvstore.codec.kernels import compiled, inlined
+from kvstore.codec.machine_code import compiled, inlined
 
 LANES = 8
 CLASSES = 64

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvstore.codec.kernels import compiled
 from kvstore.codec.klt_tables import KltTables
+from kvstore.codec.machine_code import compiled
 
 DUAL_BITS = 19
 """Dual coordinates are rounded to multiples of 2**-19: an error of .005 steps in a coefficient of 2,000 dimensions."""

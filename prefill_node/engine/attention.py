@@ -6,7 +6,7 @@ the pool by (block table, length) alone: what a row sees does not depend on the 
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AttentionInterface
@@ -18,17 +18,9 @@ from prefill_node.engine.batch import Batch
 NAME = "larder_paged"
 
 
-class Attention(Protocol):
-    """One forward pass over one batch."""
-
-    def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
-        """query [query_heads, T, head_dim], key and value [kv_heads, T, head_dim], after RoPE. Returns [T, query_heads, head_dim]."""
-        ...
-
-
 class GatheredAttention:
     """On any torch device, from torch's own operators: each sequence's KV is gathered, each row of `rows_alone` batches attends by a
-    call of its own. The reference for the kernels, and the path of devices that have none yet."""
+    call of its own. The reference for the kernels, and the path of devices that have none yet. One forward pass over one batch."""
 
     def __init__(self, kv: torch.Tensor, batch: Batch, *, rows_alone: bool) -> None:
         self._kv = kv
@@ -40,6 +32,7 @@ class GatheredAttention:
         self._block_tokens = kv.shape[4]
 
     def attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float) -> torch.Tensor:
+        """query [query_heads, T, head_dim], key and value [kv_heads, T, head_dim], after RoPE. Returns [T, query_heads, head_dim]."""
         kv = self._kv
         kv[self._blocks, layer, 0, :, self._offsets] = key[:, : self._used].transpose(0, 1).to(kv.dtype)
         kv[self._blocks, layer, 1, :, self._offsets] = value[:, : self._used].transpose(0, 1).to(kv.dtype)
@@ -74,7 +67,7 @@ def _paged(
     attention_mask: torch.Tensor | None,
     *,
     scaling: float,
-    larder: Attention,
+    larder: GatheredAttention,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     return larder.attend(module.layer_idx, query[0], key[0], value[0], scaling)[None], None
@@ -85,7 +78,7 @@ def _no_mask(*_: Any, **__: Any) -> None:
 
 
 def plug_into(module: Any) -> None:
-    """Make a transformers causal language model attend through `larder_paged`; its forward then needs `larder=` an Attention."""
+    """Make a transformers causal language model attend through `larder_paged`; its forward then needs `larder=` a GatheredAttention."""
     AttentionInterface.register(NAME, _paged)
     AttentionMaskInterface.register(NAME, _no_mask)
     module.set_attn_implementation(NAME)

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from prefill_node.engine.kernels import ARGUMENTS, CONTROL_LENGTH, EXIT, OPERATION, help_out, share
+from prefill_node.engine.operations import operations
+from prefill_node.engine.team_kernels import CONTROL_LENGTH, EXIT
 
 
 class Team:
@@ -17,8 +18,10 @@ class Team:
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self._run_all, self._help_out = operations().run_all, operations().help_out
         self._control = np.zeros(CONTROL_LENGTH, np.int64)
-        self._control[EXIT] = 1
+        self._address = self._control.ctypes.data
+        self._sleep(True)
         self._wanted = threading.Semaphore(0)
         self._closed = False
         self._helpers = [threading.Thread(target=self._help, name=f"engine-helper-{i}", daemon=True) for i in range(threads - 1)]
@@ -27,31 +30,33 @@ class Team:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        self._control[EXIT] = 0
+        self._sleep(False)
         for _ in self._helpers:
             self._wanted.release()
         try:
             yield
         finally:
-            self._control[EXIT] = 1
+            self._sleep(True)
 
-    def run(self, operation: int, arguments: tuple[int, ...], *, items: int) -> None:
-        """All items of one kernel operation; the arguments' memory stays alive until it returns."""
-        self._control[OPERATION] = operation
-        self._control[ARGUMENTS : ARGUMENTS + len(arguments)] = arguments
-        share(self._control, items)
+    def run(self, records: np.ndarray) -> None:
+        """The operations of `records` (int64 [n, RECORD], contiguous) one after the other, without the GIL; the memory that they name
+        stays alive until it returns."""
+        self._run_all(self._address, records.ctypes.data, len(records))
 
     def close(self) -> None:
         self._closed = True
-        self._control[EXIT] = 1
+        self._sleep(True)
         for _ in self._helpers:
             self._wanted.release()
         for helper in self._helpers:
             helper.join()
+
+    def _sleep(self, wanted: bool) -> None:
+        self._control[EXIT // 8] = wanted
 
     def _help(self) -> None:
         while True:
             self._wanted.acquire()
             if self._closed:
                 return
-            help_out(self._control)
+            self._help_out(self._address)

@@ -15,6 +15,9 @@ from numba import types
 from numba.extending import intrinsic
 
 LANES = 8
+PANEL = 32
+"""Columns of a weight panel: a linear layer's weight [n, k] lies as [n / PANEL, k, PANEL], so the columns of one k are one run."""
+TILE_ROWS = 6
 F32 = ir.FloatType()
 I16 = ir.IntType(16)
 I32 = ir.IntType(32)
@@ -49,6 +52,11 @@ def _store(builder: Any, value: Any, address: Any) -> None:
 def _splat(builder: Any, scalar: Any) -> Any:
     one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), scalar, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), ir.Constant(ir.VectorType(I32, LANES), [0] * LANES))
+
+
+def _spread(builder: Any, address: Any) -> Any:
+    """The float32 there, in all lanes."""
+    return _splat(builder, builder.load(pointer(builder, address, F32), align=4))
 
 
 def _constant(value: float) -> Any:
@@ -94,44 +102,85 @@ def _counted(builder: Any, count: Any, state: list[Any], body: Callable[[Any, li
     return list(carried)
 
 
-def make_tile(rows: int, vectors: int, *, bf16: bool) -> Any:
-    """tile(x, x_stride, w, w_stride, k, out, out_stride): out[r, c] = sum over k of x[r, k] * w[k, c], in the order of k, for `rows`
-    rows and 8 * `vectors` columns. x, out float32; w bf16 or float32; strides in elements between rows (of x, out) and between k (of w)."""
+def _tile(builder: Any, rows: int, vectors: int, load: Any, size: int, x: Any, x_step: Any, w: Any, w_step: Any, k: Any) -> list[Any]:
+    """The sums over k of x[r, k] * w[k, c], in the order of k, for `rows` rows and LANES * `vectors` columns; steps in bytes."""
+    x_rows = [builder.add(x, builder.mul(x_step, _i64(row))) for row in range(rows)]
+
+    def body(i: Any, sums: list[Any]) -> list[Any]:
+        w_at = builder.add(w, builder.mul(i, w_step))
+        columns = [load(builder, builder.add(w_at, _i64(v * LANES * size))) for v in range(vectors)]
+        offset = _bytes(builder, i, 4)
+        result = []
+        for row in range(rows):
+            spread = _spread(builder, builder.add(x_rows[row], offset))
+            result += [_call(builder, "llvm.fma", spread, columns[v], sums[row * vectors + v]) for v in range(vectors)]
+        return result
+
+    return _counted(builder, k, [_constant(0.0)] * (rows * vectors), body)
+
+
+def make_panel(*, bf16: bool) -> Any:
+    """panel(x, x_stride, w, k, out, out_stride, rows): out[r, c] = sum over k of x[r, k] * w[k, c], in the order of k, for the PANEL
+    columns of `w` [k, PANEL], bf16 or float32; x, out float32; strides in elements between rows.
+
+    Rows are taken six at a time (12 of 16 vector registers hold sums), what is left over in one tile of its own.
+    """
     size = 2 if bf16 else 4
     load = _load_bf16 if bf16 else _load
 
     @in_ir
-    def tile(typingctx: Any, x: Any, x_stride: Any, w: Any, w_stride: Any, k: Any, out: Any, out_stride: Any) -> Any:
+    def panel(typingctx: Any, x: Any, x_stride: Any, w: Any, k: Any, out: Any, out_stride: Any, rows: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            x_, x_stride_, w_, w_stride_, k_, out_, out_stride_ = arguments
-            x_step, w_step, out_step = (
-                _bytes(builder, x_stride_, 4),
-                _bytes(builder, w_stride_, size),
-                _bytes(builder, out_stride_, 4),
-            )
-            x_rows = [builder.add(x_, builder.mul(x_step, _i64(row))) for row in range(rows)]
+            x_, x_stride_, w_, k_, out_, out_stride_, rows_ = arguments
+            x_step, out_step = _bytes(builder, x_stride_, 4), _bytes(builder, out_stride_, 4)
 
-            def body(i: Any, sums: list[Any]) -> list[Any]:
-                w_at = builder.add(w_, builder.mul(i, w_step))
-                columns = [load(builder, builder.add(w_at, _i64(v * LANES * size))) for v in range(vectors)]
-                offset = _bytes(builder, i, 4)
-                result = []
-                for row in range(rows):
-                    scalar = builder.load(pointer(builder, builder.add(x_rows[row], offset), F32), align=4)
-                    spread = _splat(builder, scalar)
-                    result += [_call(builder, "llvm.fma", spread, columns[v], sums[row * vectors + v]) for v in range(vectors)]
-                return result
+            def tile_of(count: int) -> Callable[[Any, Any], None]:
+                vectors = PANEL // LANES if count < 3 else PANEL // LANES // 2
 
-            sums = _counted(builder, k_, [_constant(0.0)] * (rows * vectors), body)
-            for row in range(rows):
-                at = builder.add(out_, builder.mul(out_step, _i64(row)))
-                for v in range(vectors):
-                    _store(builder, sums[row * vectors + v], builder.add(at, _i64(v * LANES * 4)))
+                def emit(builder: Any, first: Any) -> None:
+                    x_at, out_at = builder.add(x_, builder.mul(first, x_step)), builder.add(out_, builder.mul(first, out_step))
+
+                    def part(index: Any, state: list[Any]) -> list[Any]:
+                        column = builder.mul(index, _i64(vectors * LANES))
+                        w_at = builder.add(w_, _bytes(builder, column, size))
+                        sums = _tile(builder, count, vectors, load, size, x_at, x_step, w_at, _i64(PANEL * size), k_)
+                        for row in range(count):
+                            to = builder.add(builder.add(out_at, builder.mul(out_step, _i64(row))), _bytes(builder, column, 4))
+                            for v in range(vectors):
+                                _store(builder, sums[row * vectors + v], builder.add(to, _i64(v * LANES * 4)))
+                        return state
+
+                    _counted(builder, _i64(PANEL // LANES // vectors), [], part)
+
+                return emit
+
+            _by_sixes(builder, rows_, tile_of)
             return context.get_dummy_value()
 
         return types.void(*[types.int64] * 7), codegen
 
-    return tile
+    return panel
+
+
+def _by_sixes(builder: Any, rows: Any, tile_of: Callable[[int], Callable[[Any, Any], None]]) -> None:
+    """`tile_of(6)(builder, first row)` for each whole six of the rows, then `tile_of(left)` for what is left."""
+
+    def six(index: Any, state: list[Any]) -> list[Any]:
+        tile_of(TILE_ROWS)(builder, builder.mul(index, _i64(TILE_ROWS)))
+        return state
+
+    sixes = builder.udiv(rows, _i64(TILE_ROWS))
+    _counted(builder, sixes, [], six)
+    first = builder.mul(sixes, _i64(TILE_ROWS))
+    after = builder.append_basic_block("after_rows")
+    choice = builder.switch(builder.sub(rows, first), after)
+    for count in range(1, TILE_ROWS):
+        block = builder.append_basic_block(f"rows_{count}")
+        choice.add_case(_i64(count), block)
+        builder.position_at_end(block)
+        tile_of(count)(builder, first)
+        builder.branch(after)
+    builder.position_at_end(after)
 
 
 def make_turn(*, bf16: bool) -> Any:
@@ -325,44 +374,53 @@ def rotate(typingctx: Any, values: Any, cos: Any, sin: Any, half: Any) -> Any:
     return types.void(*[types.int64] * 4), codegen
 
 
-def make_mix(rows: int, vectors: int) -> Any:
-    """mix(p, p_stride, v, v_stride, tokens, out, out_stride, keep): out[r, d] = out[r, d] * keep[r] + sum over t of p[r, t] * v[t, d], in
-    the order of t, for `rows` rows and 8 * `vectors` values of d; all float32, strides in elements."""
+@in_ir
+def mix(typingctx: Any, p: Any, p_stride: Any, v: Any, head_dim: Any, tokens: Any, out: Any, keep: Any, rows: Any) -> Any:
+    """mix(p, p_stride, v, head_dim, tokens, out, keep, rows): out[r, d] = out[r, d] * keep[r] + sum over t of p[r, t] * v[t, d], in the
+    order of t; all float32, v and out contiguous, head_dim a multiple of 16."""
 
-    @in_ir
-    def mix(typingctx: Any, p: Any, p_stride: Any, v: Any, v_stride: Any, tokens: Any, out: Any, out_stride: Any, keep: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            p_, p_stride_, v_, v_stride_, tokens_, out_, out_stride_, keep_ = arguments
-            p_step, v_step, out_step = (_bytes(builder, stride, 4) for stride in (p_stride_, v_stride_, out_stride_))
-            p_rows = [builder.add(p_, builder.mul(p_step, _i64(row))) for row in range(rows)]
-            at = [
-                builder.add(builder.add(out_, builder.mul(out_step, _i64(row))), _i64(i * LANES * 4))
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        p_, p_stride_, v_, head_dim_, tokens_, out_, keep_, rows_ = arguments
+        p_step, step = _bytes(builder, p_stride_, 4), _bytes(builder, head_dim_, 4)
+
+        def columns(rows: int, vectors: int, first: Any, column: Any) -> None:
+            p_at, keep_at = builder.add(p_, builder.mul(first, p_step)), builder.add(keep_, _bytes(builder, first, 4))
+            offset = _bytes(builder, column, 4)
+            to = builder.add(builder.add(out_, builder.mul(first, step)), offset)
+            places = [
+                builder.add(builder.add(to, builder.mul(step, _i64(row))), _i64(v * LANES * 4))
                 for row in range(rows)
-                for i in range(vectors)
+                for v in range(vectors)
             ]
 
-            def spread(address: Any) -> Any:
-                return _splat(builder, builder.load(pointer(builder, address, F32), align=4))
-
             def body(t: Any, sums: list[Any]) -> list[Any]:
-                v_row = builder.add(v_, builder.mul(t, v_step))
-                columns = [_load(builder, builder.add(v_row, _i64(i * LANES * 4))) for i in range(vectors)]
-                offset = _bytes(builder, t, 4)
+                v_row = builder.add(builder.add(v_, builder.mul(t, step)), offset)
+                values = [_load(builder, builder.add(v_row, _i64(i * LANES * 4))) for i in range(vectors)]
                 result = []
                 for row in range(rows):
-                    weight = spread(builder.add(p_rows[row], offset))
-                    result += [_call(builder, "llvm.fma", weight, columns[i], sums[row * vectors + i]) for i in range(vectors)]
+                    weight = _spread(builder, builder.add(builder.add(p_at, builder.mul(p_step, _i64(row))), _bytes(builder, t, 4)))
+                    result += [_call(builder, "llvm.fma", weight, values[i], sums[row * vectors + i]) for i in range(vectors)]
                 return result
 
-            kept = [spread(builder.add(keep_, _i64(row * 4))) for row in range(rows)]
-            start = [builder.fmul(_load(builder, address), kept[index // vectors]) for index, address in enumerate(at)]
-            for value, address in zip(_counted(builder, tokens_, start, body), at, strict=True):
-                _store(builder, value, address)
-            return context.get_dummy_value()
+            kept = [_spread(builder, builder.add(keep_at, _i64(row * 4))) for row in range(rows)]
+            start = [builder.fmul(_load(builder, place), kept[index // vectors]) for index, place in enumerate(places)]
+            for value, place in zip(_counted(builder, tokens_, start, body), places, strict=True):
+                _store(builder, value, place)
 
-        return types.void(*[types.int64] * 8), codegen
+        def tile_of(count: int) -> Callable[[Any, Any], None]:
+            def emit(builder: Any, first: Any) -> None:
+                def part(index: Any, state: list[Any]) -> list[Any]:
+                    columns(count, 2, first, builder.mul(index, _i64(2 * LANES)))
+                    return state
 
-    return mix
+                _counted(builder, builder.udiv(head_dim_, _i64(2 * LANES)), [], part)
+
+            return emit
+
+        _by_sixes(builder, rows_, tile_of)
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 8), codegen
 
 
 @in_ir
@@ -415,9 +473,9 @@ def load_f32(typingctx: Any, address: Any) -> Any:
 
 
 @in_ir
-def load_f32_bits(typingctx: Any, address: Any) -> Any:
+def load_i32(typingctx: Any, address: Any) -> Any:
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.zext(builder.load(pointer(builder, arguments[0], I32), align=4), I64)
+        return builder.sext(builder.load(pointer(builder, arguments[0], I32), align=4), I64)
 
     return types.int64(types.int64), codegen
 
@@ -432,11 +490,79 @@ def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @in_ir
-def store_u16(typingctx: Any, address: Any, value: Any) -> Any:
-    """The low 16 bits of `value`."""
+def narrow(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
+    """narrow(source, target, count): float32 to bf16, to the nearest, ties to even; count a multiple of 8."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        builder.store(builder.trunc(arguments[1], I16), pointer(builder, arguments[0], I16), align=2)
+        integers = ir.VectorType(I32, LANES)
+
+        def whole(value: int) -> Any:
+            return ir.Constant(integers, [value] * LANES)
+
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            bits = builder.bitcast(_load(builder, builder.add(arguments[0], builder.mul(i, _i64(LANES * 4)))), integers)
+            odd = builder.and_(builder.lshr(bits, whole(16)), whole(1))
+            rounded = builder.lshr(builder.add(bits, builder.add(odd, whole(0x7FFF))), whole(16))
+            place = pointer(builder, builder.add(arguments[1], builder.mul(i, _i64(LANES * 2))), ir.VectorType(I16, LANES))
+            builder.store(builder.trunc(rounded, ir.VectorType(I16, LANES)), place, align=2)
+            return state
+
+        _counted(builder, builder.udiv(arguments[2], _i64(LANES)), [], body)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64), codegen
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@in_ir
+def copy(typingctx: Any, source: Any, target: Any, count: Any) -> Any:
+    """copy(source, target, count): of float32; count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            offset = builder.mul(i, _i64(LANES * 4))
+            _store(builder, _load(builder, builder.add(arguments[0], offset)), builder.add(arguments[1], offset))
+            return state
+
+        _counted(builder, builder.udiv(arguments[2], _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@in_ir
+def add_to(typingctx: Any, values: Any, more: Any, count: Any) -> Any:
+    """add_to(values, more, count): values += more; float32, count a multiple of 8."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def body(i: Any, state: list[Any]) -> list[Any]:
+            offset = builder.mul(i, _i64(LANES * 4))
+            at = builder.add(arguments[0], offset)
+            _store(builder, builder.fadd(_load(builder, at), _load(builder, builder.add(arguments[1], offset))), at)
+            return state
+
+        _counted(builder, builder.udiv(arguments[2], _i64(LANES)), [], body)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@in_ir
+def field(typingctx: Any, record: Any, index: Any) -> Any:
+    """field(record, index): the int64 at that index of the array at `record`."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(pointer(builder, builder.add(arguments[0], _bytes(builder, arguments[1], 8)), I64), align=8)
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@in_ir
+def call(typingctx: Any, function: Any, record: Any, item: Any) -> Any:
+    """call(function, record, item): the function void(int64, int64) at that address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [I64, I64])
+        builder.call(pointer(builder, arguments[0], kind), arguments[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 3), codegen

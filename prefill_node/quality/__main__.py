@@ -69,8 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
     plan = _plan(CalibrationPlan, arguments)
-    if not arguments.output.absolute().parent.is_dir():
-        raise ConfigError(f"{arguments.output.absolute().parent} is no folder to write to")
+    _check_output(arguments.output)
     probe, tokenizer = _opened(arguments)
     tables = calibrate(probe, [_tokens(tokenizer, path) for path in arguments.texts], plan, _progress)
     digest = save_tables(tables, arguments.output)
@@ -82,6 +81,15 @@ def _calibrate(arguments: argparse.Namespace) -> dict[str, Any]:
         "tokens": plan.windows // len(arguments.texts) * len(arguments.texts) * plan.window_tokens,
         "components": [[len(basis) for basis in bases] for bases in tables.bases],
     }
+
+
+def _check_output(path: Path) -> None:
+    """Raises ConfigError where no file can be put: before the hours of work that it is for."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ConfigError(f"{folder} is no folder to write to")
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder, not a file to write")
 
 
 def _report(arguments: argparse.Namespace) -> dict[str, Any]:

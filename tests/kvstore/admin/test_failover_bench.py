@@ -3,7 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvstore.admin.bench_rows import Row, parted_gaps_ms, percentile
+from kvstore.admin.failover_bench import Struck
 from kvstore.admin.hit_bench import HitPlan, hit_cluster
+from kvstore.admin.stream_client import Stream
 from kvstore.admin.write_behind_bench import write_behind_clusters
 
 
@@ -23,6 +25,11 @@ def test_gaps_are_parted_by_whether_they_touch_a_load() -> None:
     assert inside == [1000.0, 1000.0, 1000.0]
     assert outside == [1000.0]
     assert percentile([3.0, 1.0, 2.0], 0.99) == 3.0
+
+
+def test_a_blow_is_noticed_from_its_instant_on_and_tokens_under_way_do_not_count() -> None:
+    stream = Stream(sent_at=0.0, arrivals=[1.0, 2.0, 2.01, 2.3, 2.32], usage={"larder": {"takeover_ms": 200.0}})
+    assert Struck(stream, at=2.005).notice_ms == 95.0
 
 
 def test_the_pool_of_the_hits_has_let_go_of_each_prompt_when_its_turn_comes(tmp_path: Path) -> None:

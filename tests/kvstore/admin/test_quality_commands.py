@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvstore.admin import quality_commands
-from kvstore.admin.quality_plot import write_plot
+from kvstore.admin.quality_plot import check_plot, write_plot
 from kvstore.errors import ConfigError
 
 TESTS = Path(__file__).parents[2]
@@ -76,6 +76,9 @@ def test_a_plot_has_a_point_for_each_rung_with_an_error(tmp_path: Path) -> None:
     assert "int4" in drawn
     with pytest.raises(ConfigError, match="cannot write"):
         write_plot(rows, tmp_path / "curve.xyz")
+    for unusable in (tmp_path / "curve.xyz", tmp_path / "none" / "curve.svg"):
+        with pytest.raises(ConfigError, match="cannot write"):
+            check_plot(unusable)
 
 
 def test_calibration_without_a_file_is_refused_before_a_process_starts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba.core import caching
 
-from kvstore.codec import BlockCodec, Rung, compilation, kernels, warm_up
+from kvstore.codec import BlockCodec, Rung, compilation, kernels, machine_code, warm_up
 from kvstore.codec.block_format import BITS, plane_bytes, read_header
 from kvstore.codec.reference import canonical, measured_error, narrow, pack_plane, sections, unpack_plane
 from kvstore.core.layout import KvDtype, Layout
@@ -134,7 +134,7 @@ def test_without_a_place_for_the_cache_a_kernel_is_compiled_all_the_same(monkeyp
     def double(x):  # type: ignore[no-untyped-def]
         return x * 2
 
-    assert kernels.compiled(double)(21) == 42
+    assert machine_code.compiled(double)(21) == 42
 
 
 def test_a_full_disk_does_not_stop_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

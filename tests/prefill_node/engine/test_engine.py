@@ -243,13 +243,12 @@ def test_a_sealer_that_fails_fails_its_request_only(tiny, running):
 
 
 def test_a_step_that_fails_fails_its_requests_and_the_engine_goes_on(tiny, running):
-    model = tiny()
-    with running(model) as driver:
-        layer = model.module.model.layers[1]
-        forward = layer.forward
-        layer.forward = lambda *a, **k: (_ for _ in ()).throw(RuntimeError("out of memory"))
+    with running(tiny()) as driver:
+        runner = driver.engine._runner
+        run_rows = runner.run_rows
+        runner.run_rows = lambda spans: (_ for _ in ()).throw(RuntimeError("out of memory"))
         assert driver.collect(driver.submit(_prompt(1, 20), max_new_tokens=5))[-1] == FailedOut("a compute step failed: out of memory")
-        layer.forward = forward
+        runner.run_rows = run_rows
         assert len(driver.tokens(_prompt(1, 20), max_new_tokens=5)) == 5
         assert driver.engine.load().free_blocks == 64
         assert driver.engine.alive
