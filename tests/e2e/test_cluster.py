@@ -140,7 +140,7 @@ def test_kvctl_sees_the_cluster_and_the_blocks(cluster: LocalCluster, connect: A
     explained = kvctl(cluster, "explain", prompt, "--gateway", cluster.gateway_url)
     assert (explained["held_prefix_blocks"], explained["cause"], explained["broken"]["index"]) == (0, "evicted", 0)
     assert "operator" in {gone["reason"] for gone in explained["departures"]}
-    with pytest.raises(AssertionError, match="nothing to pin: the prompt has 1 tokens, and no full block of"):
+    with pytest.raises(AssertionError, match=r"nothing to pin: the prompt has \d+ tokens, and no full block of"):
         kvctl(cluster, "pin", "short", "--gateway", cluster.gateway_url)
 
 
