@@ -15,7 +15,8 @@ Enumerations that also travel have the protocol's numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, NewType
 
@@ -207,8 +208,6 @@ class AcquiredBlock(NamedTuple):
     """The tier that a read would be served from now: the host tier if it holds it, since a transfer needs the bytes in host memory."""
     extent: Extent | None = None
     """Of the copy in the host tier: it stays there until the lease ends. None without one."""
-    rung: RungCode = AS_SEALED
-    """Of what a read under this lease gives, like the other facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,6 +234,8 @@ class AnswerAcquire:
     ttl: Nanos
     blocks: tuple[AcquiredBlock | None, ...]
     """One per block asked, in order; None: not leased."""
+    recoded: Mapping[int, RungCode] = field(default_factory=dict)
+    """At which rungs a read under this lease gives the blocks that are not here as sealed, by their numbers in `blocks`."""
 
 
 class ReadStatus(IntEnum):

@@ -77,14 +77,16 @@ class Gets:
             self._count_use(entries)
             self._used(entries)
         lease_id, ttl = granted
-        blocks = tuple(acquired_blocks(found))
-        if recoded := {ref.hash: block.rung for ref, block in zip(event.blocks, blocks, strict=True) if block is not None and block.rung}:
-            stock.leases.promise(lease_id, recoded)
-        stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=blocks))
+        blocks, recoded = acquired_blocks(found)
+        if recoded:
+            stock.leases.promise(lease_id, {event.blocks[number].hash: rung for number, rung in recoded.items()})
+        stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=tuple(blocks), recoded=recoded))
 
     def _count_use(self, entries: list[Entry]) -> None:
         stock = self._stock
-        stock.count_use(entries)
+        stock.policy.used(entries)
+        if stock.step_down is not None:
+            stock.step_down.used(entries[0], stock.now)
         most = stock.admission.counted_uses
         for entry in entries:
             if entry.uses < most:

@@ -8,13 +8,15 @@ from struct import Struct
 from kvstore.core.copies import Copy, CopyState, HostCopy
 from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, StripeId
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, RungCode, StripeId
 
 _READABLE = CopyState.READABLE
 _FREE = CopyState.FREE
 
-_FACTS = Struct("<IIQQHI")
-"""Of the host copy (see Copy.packed), and the index. With two bytes more they would take the next size of memory."""
+_FACTS = Struct("<IIQQHIB")
+"""Of the host copy (see Copy.packed); the index; whether it is far. With one byte more they would take the next size of memory."""
+_READ_FACTS = Struct("<IIQQH5x")
+"""What a reader is told of them."""
 _COPY_BYTES = 26
 _INDEX = Struct("<I")
 
@@ -30,7 +32,6 @@ class Entry(HostCopy):
     __slots__ = (
         "children",
         "expires_at",
-        "far",
         "gpu",
         "hash",
         "key_space",
@@ -48,7 +49,7 @@ class Entry(HostCopy):
 
     def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int, expires_at: int = 0) -> None:
         """`length`, `checksum`: of its first copy."""
-        self.packed = _FACTS.pack(0, length, 0, checksum, AS_SEALED, block.index)
+        self.packed = _FACTS.pack(0, length, 0, checksum, AS_SEALED, block.index, False)
         self.state = _FREE
         self.holds = 0
         self.key_space = key_space
@@ -72,8 +73,6 @@ class Entry(HostCopy):
         """Bit per eviction queue that it is in."""
         self.segment = 0
         """What the eviction policy remembers of it beside the rank."""
-        self.far = False
-        """Its chain has gone on behind it for as long as the step-down rules care (step_down.py)."""
         self.listed = False
 
     def __lt__(self, other: Entry) -> bool:
@@ -84,6 +83,14 @@ class Entry(HostCopy):
     @property
     def index(self) -> int:
         return int(_INDEX.unpack_from(self.packed, _COPY_BYTES)[0])
+
+    @property
+    def far(self) -> bool:
+        """Its chain has gone on behind it for as long as the step-down rules care (step_down.py)."""
+        return bool(self.packed[-1])
+
+    def go_far(self) -> None:
+        self.packed = self.packed[:-1] + b"\1"
 
     @property
     def host(self) -> Copy | None:
@@ -177,24 +184,26 @@ class Entry(HostCopy):
         return found
 
 
-def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | None]:
-    """What a reader is told of each. Thousands at a time: so one look into what is packed, and tuples made without their constructors,
-    which halves the time."""
-    make, unpack, host = tuple.__new__, _FACTS.unpack, Tier.HOST
+def acquired_blocks(entries: Iterable[Entry | None]) -> tuple[list[AcquiredBlock | None], dict[int, RungCode]]:
+    """What a reader is told of each, and the rungs of those that are not given as sealed, by their numbers. Thousands at a time: so one
+    look into what is packed, and tuples made without their constructors, which halves the time."""
+    make, unpack, host = tuple.__new__, _READ_FACTS.unpack, Tier.HOST
     blocks: list[AcquiredBlock | None] = []
+    recoded: dict[int, RungCode] = {}
     for entry in entries:
         if entry is None:
             blocks.append(None)
             continue
-        page, length, generation, checksum, rung, _ = unpack(entry.packed)
-        if entry.state is _READABLE and rung == AS_SEALED:
+        page, length, generation, checksum, rung = unpack(entry.packed)
+        if entry.state is _READABLE and not rung:
             extent = make(Extent, (host, 0, page * ALIGNMENT, length, generation))
-            blocks.append(make(AcquiredBlock, (length, checksum, host, extent, rung)))
-        else:
-            copy = entry.best
-            place = copy.extent if copy.tier is host else None
-            blocks.append(AcquiredBlock(copy.length, copy.checksum, copy.tier, place, copy.rung))
-    return blocks
+            blocks.append(make(AcquiredBlock, (length, checksum, host, extent)))
+            continue
+        copy = entry.best
+        if copy.rung != AS_SEALED:
+            recoded[len(blocks)] = copy.rung
+        blocks.append(AcquiredBlock(copy.length, copy.checksum, copy.tier, copy.extent if copy.tier is host else None))
+    return blocks, recoded
 
 
 class _Space:

@@ -62,7 +62,7 @@ class StepDownPolicy:
                 if before is None or before.far:
                     return
                 block = before
-            block.far = True
+            block.go_far()
 
     def used(self, entry: Entry, now: Nanos) -> None:
         """`Entry.last_used` has just been set."""

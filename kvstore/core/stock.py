@@ -140,18 +140,14 @@ class Stock:
             self.step_down.listed(entry, self.now)
         self.offer(entry)
 
-    def count_use(self, entries: list[Entry]) -> None:
-        """The entries, one at least, in chain order, were leased or put again just now."""
-        self.policy.used(entries)
-        if self.step_down is not None:
-            self.step_down.used(entries[0], self.now)
-
     def put_again(self, entry: Entry, *, ttl: Nanos) -> None:
         """Somebody wanted to put the block, so somebody computed it: a use. It lives as long as the longest of its puts asked for; records
         on the SSD keep the end that they were written with."""
         if entry.expires_at:
             entry.expires_at = max(entry.expires_at, self.today + ttl) if ttl else 0
-        self.count_use([entry])
+        self.policy.used((entry,))
+        if self.step_down is not None:
+            self.step_down.used(entry, self.now)
         self.offer(entry)
 
     def unlist(self, entry: Entry, *, evicted: bool = False) -> None:

@@ -31,7 +31,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.expiry import MAX_TTL
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable
-from kvstore.ids import LeaseId, RungCode, WriteToken
+from kvstore.ids import AS_SEALED, LeaseId, RungCode, WriteToken
 from kvstore.node.config import NodeConfig
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
@@ -150,11 +150,11 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
                 checksum_xxh3=block.checksum,
                 tier=int(block.tier),
                 arena_offset=None if block.extent is None else block.extent.offset,
-                rung=block.rung,
+                rung=answer.recoded.get(number, AS_SEALED),
             )
             if block is not None
             else store_pb2.AcquiredBlock()
-            for block in answer.blocks
+            for number, block in enumerate(answer.blocks)
         ]
         return store_pb2.AcquirePrefixResponse(
             lease_id=answer.lease_id,

@@ -69,7 +69,7 @@ class StreamControl:
             ticket = b""
             if answer.lease_id:
                 ticket = self._tickets.for_lease(answer.lease_id, expires_at=Nanos(self._node.now() + answer.ttl)).to_bytes()
-            reply(pack_acquired(answer.lease_id, answer.ttl, ticket, answer.blocks))
+            reply(pack_acquired(answer.lease_id, answer.ttl, ticket, answer.blocks, answer.recoded))
 
         acquire = AcquireRequested(
             request_id=self._node.next_request_id(),

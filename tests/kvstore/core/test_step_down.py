@@ -7,6 +7,7 @@ import pytest
 
 from kvstore.core.copies import CopyState, copy_at
 from kvstore.core.events import (
+    AcquiredBlock,
     AnswerReserve,
     AnswerVerify,
     CopyExtent,
@@ -84,11 +85,11 @@ def test_a_demotion_writes_what_the_step_down_made_in_the_room_that_this_takes(s
 def test_a_reader_gets_the_copy_as_sealed_while_there_is_one_and_then_is_told_the_rung(ssd_node: Callable, chain: Callable) -> None:
     (block,) = chain(1)
     node = stepped_node(ssd_node, block)
-    assert node.acquire(block).blocks[0].rung == AS_SEALED
+    assert not node.acquire(block).recoded
     node.wait(seconds(60))
     without_host_copy(node, block)
     found = node.acquire(block)
-    assert (found.blocks[0].payload_bytes, found.blocks[0].checksum, found.blocks[0].rung) == (PAGE, 99, INT4)
+    assert (found.blocks[0].payload_bytes, found.blocks[0].checksum, found.recoded) == (PAGE, 99, {0: INT4})
     item = node.read(found.lease_id, block).items[0]
     assert (item.status, item.extent.length, item.checksum) == (ReadStatus.OK, PAGE, 99)
 
@@ -112,14 +113,14 @@ def test_a_lease_on_a_copy_as_sealed_never_reads_the_re_coded_one(ssd_node: Call
     node.held.remove(bad)
     node.send(ExtentVerified(operation=bad.operation, outcome=VerifyOutcome.CORRUPT))
     assert node.read(lease, block).items[0].status is ReadStatus.IO_ERROR, "it was promised other bytes"
-    assert node.acquire(block).blocks[0].rung == INT4
+    assert node.acquire(block).recoded == {0: INT4}
 
 
 def test_a_restart_finds_length_checksum_and_rung_of_the_copy(ssd_node: Callable, chain: Callable) -> None:
     (block,) = chain(1)
     again = stepped_node(ssd_node, block).restart()
-    found = again.acquire(block).blocks[0]
-    assert (found.payload_bytes, found.checksum, found.rung, found.tier) == (PAGE, 99, INT4, Tier.SSD)
+    found = again.acquire(block)
+    assert (found.blocks, found.recoded) == ((AcquiredBlock(PAGE, 99, Tier.SSD),), {0: INT4})
 
 
 def test_a_promoted_copy_stays_what_it_is_and_a_scrub_knows_it(ssd_node: Callable, chain: Callable) -> None:
@@ -189,7 +190,7 @@ def test_a_put_may_say_that_it_was_computed_behind_re_coded_blocks(host_node: Ca
     reserve = ReserveRequested(request_id=node.request(), key_space=space, items=(ReserveItem(block, PAGE, None, BEHIND_RECODED),))
     node.commit(node.ask(reserve, AnswerReserve).grants[0].write_token)
     node.verified()
-    assert node.acquire(block).blocks[0].rung == BEHIND_RECODED
+    assert node.acquire(block).recoded == {0: BEHIND_RECODED}
     assert not node.acquire(block, as_sealed=True).lease_id
     assert node.listing()[0][1].rung == BEHIND_RECODED
 
