@@ -446,8 +446,8 @@ class Stock:
         return None if self._undemoted_cold is None else self._undemoted_cold.take()
 
     def evict_from_ssd(self) -> bool:
-        """Forgets the coldest SSD copy that may go; False: there is none. on_eviction: its copy in the host tier goes too, if it may. As the
-        coldest of both tiers it would be the next to be written to the SSD, and the next to go from there, for ever."""
+        """Forgets the coldest SSD copy that may go; False: there is none. on_eviction: its copy in the host tier goes too, if it may:
+        as the coldest of both tiers it would be the next to be written to the SSD, and the next to go from there, for ever."""
         reason, victim = "room", self._ssd_copies.take()
         if victim is None:
             reason, victim = "room_of_soft_pin", self._soft_ssd_copies.take()
