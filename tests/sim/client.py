@@ -42,7 +42,7 @@ from kvstore.core.events import (
     ReserveStatus,
 )
 from kvstore.core.view import View
-from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LeaseId, NodeId, RequestId, WriteToken
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 CONFIG = ClientConfig(
@@ -120,6 +120,10 @@ class SimulatedClient:
     @property
     def now(self) -> Nanos:
         return self._world.timeline.now
+
+    @property
+    def known_epoch(self) -> Epoch:
+        return self.router.view.epoch
 
     def see(self, view: View) -> None:
         self.router.see(view, self.now)

@@ -161,6 +161,20 @@ class Faults:
 
         look()
 
+    def _empty_registry(self) -> None:
+        """Now, or as soon as a member has taken a step that the others then never see."""
+        which = self._cluster.registry
+        self._cluster.log(registry.NAME, "EMPTIED")
+        if self._rng.random() < 0.5:
+            which.lose_everything()
+        else:
+            which.ends_after_a_step = True
+
+            def not_any_more() -> None:
+                which.ends_after_a_step = False
+
+            self._for_a_while(seconds(8), not_any_more)
+
 
 FAULTS: tuple[Callable[[Faults], None], ...] = (
     Faults._crash,
@@ -173,4 +187,5 @@ FAULTS: tuple[Callable[[Faults], None], ...] = (
     Faults._lose_client,
     Faults._join,
     Faults._drain,
+    Faults._empty_registry,
 )

@@ -4,7 +4,7 @@ each change is a new epoch. Calls come in by the network, views go out by it, la
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sim.messages import TIMEOUT
@@ -15,6 +15,7 @@ from kvstore.core.view import Member, MemberState, View
 from kvstore.ids import Epoch, NodeId
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.redis_link import RegistryAway
+from kvstore.registry.scripts import EPOCH_LEAP
 from kvstore.registry.standing import NotRenewed, Renewed
 from kvstore.units import Nanos, milliseconds, seconds
 
@@ -28,6 +29,9 @@ _GONE = (MemberState.LEFT, MemberState.DEAD)
 
 
 class Follower(Protocol):
+    @property
+    def known_epoch(self) -> Epoch: ...
+
     def see(self, view: View) -> None: ...
 
 
@@ -43,6 +47,8 @@ class SimulatedRegistry:
         self._leases: dict[NodeId, Nanos] = {}
         self._swept_at = Nanos(-(10**18))
         self._calm_until = Nanos(0)
+        self.ends_after_a_step = False
+        """The next step of a member is its last word before it loses everything: answered, and seen by nobody else."""
         timeline.after(_TOLD_AGAIN_EVERY, self._tell_again)
 
     # --- the scripts ----------------------------------------------------------------------------------------------------------------------
@@ -87,7 +93,8 @@ class SimulatedRegistry:
             return False
         since = self._since[member.node_id]
         self._write(dataclasses.replace(held, takeover=round(takeover * 1000) / 1000))
-        self._since[member.node_id] = since
+        if member.node_id in self._members:
+            self._since[member.node_id] = since
         return True
 
     def sweep(self) -> None:
@@ -113,6 +120,24 @@ class SimulatedRegistry:
         if changed:
             self._bump()
 
+    def restore(self, members: Sequence[Member], *, known: Epoch) -> None:
+        if self._members:
+            return
+        now = self._timeline.now
+        for member in members:
+            self._set(member)
+            self._leases[member.node_id] = Nanos(now + CONFIG.lease_ttl)
+        self._swept_at, self._calm_until = now, Nanos(now + CONFIG.lease_ttl)
+        self._leap(known)
+
+    def lose_everything(self) -> None:
+        """Redis has started anew, without a file of before."""
+        for kept in (self._members, self._since, self._leases):
+            kept.clear()
+        self._swept_at, self._calm_until = Nanos(-(10**18)), Nanos(0)
+        self.view = View(Epoch(0))
+        self.ends_after_a_step = False
+
     # --- views ----------------------------------------------------------------------------------------------------------------------------
 
     def _set(self, member: Member) -> None:
@@ -121,7 +146,10 @@ class SimulatedRegistry:
 
     def _write(self, member: Member) -> None:
         self._set(member)
-        self._bump()
+        if self.ends_after_a_step:
+            self.lose_everything()
+        else:
+            self._bump()
 
     def _bump(self) -> None:
         self.view = View(Epoch(self.view.epoch + 1), tuple(member for _, member in sorted(self._members.items())))
@@ -132,7 +160,14 @@ class SimulatedRegistry:
         for name, follower in self.followers.items():
             self._network.send(NAME, name, lambda follower=follower: follower.see(view))  # type: ignore[misc]
 
+    def _leap(self, known: Epoch) -> None:
+        self.view = View(Epoch(max(known, self.view.epoch) + EPOCH_LEAP))
+        self._bump()
+
     def _tell_again(self) -> None:
+        known = max((follower.known_epoch for follower in self.followers.values()), default=Epoch(0))
+        if known > self.view.epoch and self._members:
+            self._leap(known)  # somebody joined before anybody had restored it
         self._tell()
         self._timeline.after(_TOLD_AGAIN_EVERY, self._tell_again)
 
@@ -161,8 +196,8 @@ class RegistryWire:
     async def take_over(self, member: Member, *, takeover: float) -> bool:
         return await self._ask(lambda: self._registry.take_over(member, takeover=takeover))
 
-    async def restore(self, members: Any, *, known: Epoch) -> None:
-        raise AssertionError("this registry is never empty")
+    async def restore(self, members: Sequence[Member], *, known: Epoch) -> None:
+        await self._ask(lambda: self._registry.restore(members, known=known))
 
     async def sweep(self) -> None:
         await self._ask(self._registry.sweep)

@@ -58,7 +58,7 @@ from kvstore.core.store_config import StoreConfig
 from kvstore.core.store_state import StoreState
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.core.view import View
-from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LeaseId, NodeId, RequestId, WriteToken
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId, WriteToken
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.units import Nanos, milliseconds, seconds
 
@@ -235,6 +235,10 @@ class StoreNode:
     @property
     def is_frozen(self) -> bool:
         return self._asleep is not None
+
+    @property
+    def known_epoch(self) -> Epoch:
+        return self.upkeep.view.epoch
 
     def see(self, view: View) -> None:
         if self.state is not None:
