@@ -14,7 +14,7 @@ T TCP, G gRPC. A dash: there is no such thing, for the reason given.
     a flipped header               - U T -  -        -         the same head goes before every tier's bytes; G: gRPC's own affair
     a message too short, too long  - U - -  -        -         only UCX has messages; over a stream such a thing is a cut or a bad header
     a cut in the middle            - U T G  S U T G  - - T G   S: by the node itself, there being no wire; U, T too
-    a standstill in the middle     - U T G  -        -         the reader's own clock, which knows no tier; S: nothing that could stand still
+    a standstill in the middle     - U T G  -        -         the reader's own clock, which knows no tier; S: nothing could stand still
     slow readers                   - U T G  S U T G  S U T G   S: what is mapped is read at the reader's own pace
     a reader that is too slow      - U T G  S        -         after its time all tiers are given up in the same place
     a wrong ticket, to read        - U T G  S U T G  S U T G   S: as before; G: none is shown, the lease itself is looked at
