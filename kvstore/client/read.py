@@ -177,7 +177,7 @@ class PrefixRead:
                         block.reason = "bad_checksum"
                         failed.append(block)
                         self._keeper.report_corrupt(held, self._lease.chain[block.index].hash)
-                    elif self._arrive(block, ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok")):
+                    elif self._arrive(block, ReadBlock(block.index, bytes_read, block.copy.tier, held.node_id, "ok", block.copy.rung)):
                         size -= len(bytes_read)
         except LarderError as error:
             stream_reason = reason_of(error)
@@ -245,6 +245,7 @@ class PrefixRead:
                     [self._lease.chain[block.index] for block in wanted],
                     ttl=self._config.lease_ttl,
                     timeout=self._config.rpc_timeout,
+                    as_sealed=self._lease.as_sealed,
                 ),
             )
         except LarderError as error:
@@ -259,7 +260,7 @@ class PrefixRead:
                 if copy is None:
                     missing.append(block)
                 else:
-                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset)
+                    block.copy = LeasedCopy(held, *copy)
                     found.append(block)
         else:
             missing = list(wanted)

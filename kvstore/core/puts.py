@@ -151,7 +151,7 @@ class Puts:
         if extent is None:
             return ReserveGrant(ReserveStatus.NO_ROOM)
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)
-        reservation = stock.reservations.open(key_space, item.block, copy, ttl=ttl, now=now)
+        reservation = stock.reservations.open(key_space, item.block, copy, ttl=ttl, rung=item.rung, now=now)
         return ReserveGrant(ReserveStatus.GRANTED, reservation.token, extent)
 
     def commit(self, event: CommitRequested, now: Nanos) -> None:
@@ -199,6 +199,7 @@ class Puts:
         if reservation.doomed or outcome is not VerifyOutcome.OK:
             self._refuse(reservation)
             return None
+        reservation.copy.stamp(checksum=checksum, rung=reservation.rung)
         return Entry(
             key_space=reservation.key_space,
             block=reservation.block,

@@ -34,7 +34,7 @@ class Scrubs:
         self._waiting[copy] = []
         copy.hold()
         operation = self._stock.verifications.start(lambda outcome: self._checked(entry, copy, outcome))
-        self._stock.say(VerifyExtent(operation=operation, extent=copy.extent, checksum=entry.checksum))
+        self._stock.say(VerifyExtent(operation=operation, extent=copy.extent, checksum=copy.checksum))
 
     def _checked(self, entry: Entry, copy: Copy, outcome: VerifyOutcome) -> None:
         good = outcome is VerifyOutcome.OK

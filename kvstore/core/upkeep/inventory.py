@@ -25,7 +25,7 @@ class Inventory:
         if note.kind is NoteKind.STORED:
             self.catalog.add(note.key_space, note.block.stripe, note.block.hash, note.payload_bytes)
         elif note.kind in _MAY_UNLIST and not self._state.holds(note.key_space, note.block.hash):
-            self.catalog.remove(note.block.stripe, note.block.hash, note.payload_bytes)
+            self.catalog.remove(note.block.stripe, note.block.hash)
 
     async def fill(self, blocks: AsyncIterable[tuple[KeySpace, OwnedBlock]]) -> None:
         """With a walk through what a restart found. Before the node serves."""
