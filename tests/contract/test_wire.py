@@ -214,7 +214,7 @@ def test_a_bit_that_flips_on_the_way_by_ucx_is_found_by_the_reader(
 
 
 @pytest.mark.parametrize(
-    ("spoil", "reason"), [(lambda message: message[:-1], "bad_checksum"), (lambda message: message + b"x", "unreachable")]
+    ("spoil", "reason"), [(lambda message: message[1:], "bad_checksum"), (lambda message: message + b"x", "unreachable")]
 )
 def test_a_message_of_ucx_that_is_too_short_or_too_long_is_no_payload(
     spoil: Any, reason: str, run: Any, serving: Any, chain: Any, monkeypatch: pytest.MonkeyPatch, eventually: Any
@@ -235,7 +235,7 @@ def test_a_message_of_ucx_that_is_too_short_or_too_long_is_no_payload(
     run(test())
 
 
-@pytest.mark.parametrize("spoil", [flipped, lambda message: message[:-1]])
+@pytest.mark.parametrize("spoil", [flipped, lambda message: message[1:]])
 def test_a_message_of_ucx_to_the_node_that_changes_on_its_way_is_found_at_the_commit(
     spoil: Any, run: Any, serving: Any, chain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
