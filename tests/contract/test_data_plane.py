@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -59,12 +60,16 @@ def test_without_a_host_tier_every_size_comes_back_from_the_tier_that_there_is(
 
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_payload_of_64_mib_passes_by_every_transport(
-    tier: Tier, run: Any, serving: Any, chain: Any, key_space: Any, tier_alone: Any
+    tier: Tier, run: Any, serving: Any, chain: Any, key_space: Any, tier_alone: Any, client_config: Any, eventually: Any
 ) -> None:
     """One node for all of them: only what is asked of it differs."""
     sizes = [64 * MIB]
     refs = chain(sizes)
     room = Bytes(72 * MIB)
+    minute = seconds(60)
+    patient = dataclasses.replace(
+        client_config, rpc_timeout=minute, read_idle_timeout=minute, write_timeout=minute, put_timeout=minute, lease_ttl=Nanos(3 * minute)
+    )
     keys = {
         Tier.HOST: {"host_capacity": room},
         Tier.SSD: {"staging_capacity": room, "region_bytes": room, "ssd_capacity": Bytes(4 * room)},
@@ -76,11 +81,13 @@ def test_a_payload_of_64_mib_passes_by_every_transport(
             for kind in TRANSPORTS:
                 if kind == "ucx" and ucx_obstacle() is not None:
                     continue
-                async with store.by(kind) as other:
+                async with store.by(kind, client_config=patient) as other:
                     await other.put(refs, sizes)
                     assert await other.uses() == kind
                     assert await other.read(refs, sizes, in_place=True, tier=tier) == ["ok"]
+                    await eventually(lambda: store.server.status().leases == 0)
                     await other.client.delete(key_space, refs)
+                    await eventually(lambda: not any(tier.used_bytes for tier in store.server.status().tiers))
 
     run(test())
 
