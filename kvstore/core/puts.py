@@ -30,7 +30,7 @@ from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
 from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
-from kvstore.ids import BlockHash, KeySpace, RequestId
+from kvstore.ids import AS_SEALED, BlockHash, KeySpace, RequestId
 from kvstore.units import Nanos
 
 _MOST_WAITING = 256
@@ -120,7 +120,7 @@ class Puts:
         ttl = stock.config.ttls.get(namespace, Nanos(0)) if item.ttl is None else item.ttl
         stock.end_due_among(key_space, (item.block.hash,))
         present = stock.index.get(key_space, item.block.hash)
-        if present is not None:
+        if present is not None and not self._improves(present, item):
             if not spare_only:
                 stock.put_again(present, ttl=ttl)
             return ReserveGrant(ReserveStatus.EXISTS)
@@ -153,6 +153,10 @@ class Puts:
         copy = stock.take_room(key_space, extent, CopyState.RESERVED)
         reservation = stock.reservations.open(key_space, item.block, copy, ttl=ttl, rung=item.rung, now=now)
         return ReserveGrant(ReserveStatus.GRANTED, reservation.token, extent)
+
+    def _improves(self, present: Entry, item: ReserveItem) -> bool:
+        """The payload is as sealed, and the block is here re-coded alone. Without a host tier the copy on the SSD would be in its way."""
+        return item.rung == AS_SEALED and self._staging is None and not present.readable_as_sealed
 
     def commit(self, event: CommitRequested, now: Nanos) -> None:
         batch = _CommitBatch(event.request_id, len(event.items))
@@ -213,8 +217,12 @@ class Puts:
         copy.on(CopyEvent.VERIFIED)
         entry.expires_at = stock.today + reservation.ttl if reservation.ttl else 0
         stock.add_copy(entry, copy)
-        stock.list_entry(entry)
-        stock.note(NoteKind.STORED, "put", entry, copy.tier)
+        recoded = stock.index.get(entry.key_space, entry.hash)
+        if recoded is None:
+            stock.list_entry(entry)
+        else:
+            stock.list_instead(recoded, entry)
+        stock.note(NoteKind.STORED, "put" if recoded is None else "as_sealed", entry, copy.tier)
 
     def _answer_if_done(self, batch: _CommitBatch) -> None:
         if batch.open == 0:

@@ -51,6 +51,9 @@ NEXT_REQUEST: Nanos = seconds(60)
 LONGEST_LIFE: Nanos = seconds(7 * 24 * 3600)
 """Of a connection that brought somebody the arena, and tells it by its end that the node has ended. Then the arena is mapped anew."""
 REST_OF_REQUEST: Nanos = seconds(5)
+"""Between two bytes of a request, or of a short answer."""
+WHOLE_REQUEST: Nanos = seconds(20)
+"""From the first byte of a request to the last of its body: whoever sends one every few seconds does not keep a connection for ever."""
 _GATHER_BYTES = 4 * MIB
 _DRAIN_BYTES = 256 << 10
 
@@ -121,16 +124,17 @@ class DataConnection:
             await self._stream.receive([view[:1]], idle=REST_OF_REQUEST)
         except StreamCut:
             return False
-        await self._stream.receive([view[1:]], idle=REST_OF_REQUEST)
+        in_time = self._within(WHOLE_REQUEST)
+        await self._rest([view[1:]], in_time)
         header = Header.unpack(head)
         if header.number != self._number:
             raise BadFrame("replay", f"request {header.number} where {self._number} should be")
         self._number += 1
         match header.kind:
             case FrameKind.READ:
-                await self._read(header, *await self._body(header, head))
+                await self._read(header, *await self._body(header, head, in_time))
             case FrameKind.WRITE:
-                await self._write(header, *await self._body(header, head))
+                await self._write(header, *await self._body(header, head, in_time))
             case FrameKind.CONTROL:
                 await self._serve_control(header)
                 return False
@@ -139,19 +143,30 @@ class DataConnection:
             case FrameKind.UCX if self._ucx is not None:
                 await self._say_ucx_address(header, self._ucx)
             case FrameKind.FETCH if self._ucx is not None:
-                await self._fetch(header, self._ucx, *await self._body(header, head))
+                await self._fetch(header, self._ucx, *await self._body(header, head, in_time))
             case FrameKind.PUSH if self._ucx is not None:
-                await self._take_push(header, self._ucx, *await self._body(header, head))
+                await self._take_push(header, self._ucx, *await self._body(header, head, in_time))
             case _:
                 raise BadFrame("garbage", f"{header.kind.name} is no request at this door")
         return True
 
-    async def _body(self, header: Header, head: bytes | bytearray) -> tuple[bytes, bytes, bytes]:
+    def _within(self, time: Nanos) -> Callable[[], bool]:
+        """Whether it is not over."""
+        end = self._node.now() + time
+        return lambda: self._node.now() < end
+
+    async def _rest(self, parts: Sequence[memoryview], in_time: Callable[[], bool]) -> None:
+        try:
+            await self._stream.receive(parts, idle=REST_OF_REQUEST, still=in_time)
+        except GivenUp:
+            raise BadFrame("too_slow", "a request that takes too long to come") from None
+
+    async def _body(self, header: Header, head: bytes | bytearray, in_time: Callable[[], bool]) -> tuple[bytes, bytes, bytes]:
         """(what the proof is over, body, proof)."""
         if not PROOF_BYTES < header.length <= MAX_BODY_BYTES:
             raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_BODY_BYTES}")
         data = bytearray(header.length)
-        await self._stream.receive([memoryview(data)], idle=REST_OF_REQUEST)
+        await self._rest([memoryview(data)], in_time)
         body = bytes(data[:-PROOF_BYTES])
         return bytes(head) + body, body, bytes(data[-PROOF_BYTES:])
 
@@ -173,10 +188,12 @@ class DataConnection:
 
     async def _serve_read(self, request: ReadBody, sink: StreamSink | UcxSink, *, gather_bytes: int) -> None:
         if request.ticket_expires_at <= self._node.now():
-            await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=None)
+            await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=self._within(self._config.read_deadline))
             return
         started = self._node.now()
         read = await self._node.open_read(request.lease_id, request.key_space, request.hashes)
+        if isinstance(sink, UcxSink):
+            read.before_end = sink.withdraw
         try:
             await self._send_payloads(read, sink, gather_bytes)
         finally:
@@ -187,7 +204,7 @@ class DataConnection:
         """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
         copy is found where it lies."""
         # Without an operation there is nothing to keep in place: only statuses go out.
-        still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
+        still = (lambda: read.is_open) if read.is_open else self._within(self._config.read_deadline)
         async with aclosing(groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes)) as groups:
             async for first, group in groups:
                 await sink.send(first, group, still=still)
@@ -233,9 +250,10 @@ class DataConnection:
             except GivenUp as over:
                 missing = over.missing
         scratch = memoryview(bytearray(min(missing, _DRAIN_BYTES)))
+        in_time = self._within(self._config.reservation_ttl)
         while missing:
             part = scratch[:missing]
-            await self._stream.receive([part], idle=self._config.reservation_ttl)
+            await self._stream.receive([part], idle=self._config.reservation_ttl, still=in_time)
             missing -= len(part)
         return False
 
@@ -314,7 +332,7 @@ class StreamSink:
         self._number = number
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool]) -> None:
         """Raises StreamCut, GivenUp."""
         parts: list[Buffer] = []
         for item, entry in enumerate(group, first):

@@ -56,7 +56,7 @@ from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Bytes, Nanos, to_milliseconds
 
 if TYPE_CHECKING:
-    from kvstore.codec.klt_tables import KltTables
+    from kvstore.codec.step_down import PayloadSteps
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,11 @@ class NodeServer:
         clock: Clock | None = None,
         metrics_registry: CollectorRegistry | None = None,
         wrap_ssd: Callable[[SsdRegions], Tier] = lambda regions: regions,
+        wrap_gpu: Callable[[Tier], Tier] = lambda arena: arena,
     ) -> None:
         """Raises ConfigError when a tier cannot be had. `own`: this node's standing in the registry that `views` follows; without one it
-        cannot be drained, and takes over all its stripes at once. `wrap_ssd` puts something between the node and its disk: faults."""
+        cannot be drained, and takes over all its stripes at once. `wrap_ssd` and `wrap_gpu` put something between the node and its
+        medium: faults."""
         self.config = config
         self.boot_id = BootId(secrets.token_bytes(BOOT_ID_BYTES))
         self.member_state = MemberState.JOINING
@@ -98,7 +100,7 @@ class NodeServer:
             if config.gpu_device is not None:
                 from kvstore.tiers.gpu import GpuArena  # torch: seconds, and a GB that a node without a device can do without
 
-                self._gpu = GpuArena(config.gpu_device, config.gpu_capacity)
+                self._gpu = wrap_gpu(GpuArena(config.gpu_device, config.gpu_capacity))
                 opening.callback(self._gpu.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None
@@ -161,7 +163,7 @@ class NodeServer:
                 gpu=self._gpu,
                 config=self.config,
                 clock=self._clock,
-                tables=_tables(self.config),
+                steps=await asyncio.to_thread(_steps, self.config) if self.config.step_down else None,
                 on_note=self._note,
             )
             self._server = make_server()
@@ -309,10 +311,12 @@ class NodeServer:
         )
 
 
-def _tables(config: NodeConfig) -> KltTables | None:
-    """Imported by a node that steps down alone: it takes numpy and numba. Raises ConfigError."""
-    if not config.step_down or config.step_down_tables is None:
-        return None
+def _steps(config: NodeConfig) -> PayloadSteps:
+    """Ready for the first block. Imported by a node that steps down alone, for it takes numpy and numba. Raises ConfigError. Cost: that of
+    `warm_up`."""
+    from kvstore.codec.compilation import warm_up
     from kvstore.codec.klt_tables import load_tables
+    from kvstore.codec.step_down import PayloadSteps
 
-    return load_tables(config.step_down_tables)
+    warm_up(step_down=True)
+    return PayloadSteps(None if config.step_down_tables is None else load_tables(config.step_down_tables))
