@@ -90,7 +90,7 @@ class Stock:
         """That was ever asked to be put."""
         self._scan_would_fail: set[Tier] = set()
         ids = OperationIds(first=first)
-        self.verifications: Operations[VerifyOutcome] = Operations(ids)
+        self.verifications: Operations[tuple[VerifyOutcome, ...]] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
         self.moves: Operations[CopyOutcome] = Operations(ids)
         self.region_writes: Operations[bool] = Operations(ids)
@@ -117,9 +117,9 @@ class Stock:
     def note(self, kind: NoteKind, reason: str, entry: Entry | None = None, tier: Tier | None = None, payload_bytes: int = 0) -> None:
         self.counters[f"{kind}:{reason}"] += 1
         if entry is None:
-            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=payload_bytes))
+            self.say(Note(kind, reason, tier, payload_bytes))
         else:
-            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=entry.length, key_space=entry.key_space, block=entry.block))
+            self.say(Note(kind, reason, tier, entry.length, entry.key_space, entry.block))
 
     # --- listing ------------------------------------------------------------------------------------------------------------------------
 
@@ -345,19 +345,20 @@ class Stock:
             self._leave_readable(entry, copy, CopyEvent.UNLISTED)
             self.free_if_loose(entry)
             self.offer(entry)
-        for queue in self._queues[tier]:
-            queue.discard(entry)
+        if entry.queued:
+            for queue in self._queues[tier]:
+                queue.discard(entry)
 
-    def host_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
-        from any last copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
-        extent = self.spare_host_room(length, namespace)
+    def host_room_of_last_copies(self, length: int, namespace: Namespace) -> Extent | None:
+        """Room in the host tier, after `spare_host_room` gave none: from last copies, suffixes first, and if even that fails from any last
+        copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
+        extent = None
         while extent is None and self.config.has_host and self._evict_last(Tier.HOST, length, namespace):
             extent = self.arena.allocate(length)
         return extent
 
     def gpu_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """The same in the GPU tier."""
+        """Room in the GPU tier, spare or from last copies likewise."""
         extent = self.spare_gpu_room(length)
         while extent is None and self._evict_last(Tier.GPU, length, namespace):
             extent = self.gpu_arena.allocate(length)

@@ -17,7 +17,7 @@ from kvstore.core.events import (
     Event,
     EvictRequested,
     ExtentCopied,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ListRequested,
     LocateRequested,
@@ -148,8 +148,8 @@ class StoreState:
                 self._puts.reserve(event, now)
             case CommitRequested():
                 self._puts.commit(event, now)
-            case ExtentVerified():
-                self._stock.verifications.finish(event.operation, event.outcome)
+            case ExtentsVerified():
+                self._stock.verifications.finish(event.operation, event.outcomes)
             case AcquireRequested():
                 self._gets.acquire(event, now)
             case ReadRequested():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -91,12 +91,13 @@ class NodeMetrics:
             else:
                 self._read_outcomes.labels("failed", outcome.value).inc()
 
-    def note(self, note: Note) -> None:
-        key = (note.kind, note.reason, note.tier)
-        counters = self._noted.get(key)
-        if counters is None:
-            counters = self._noted[key] = [self._notes.labels(note.kind.value, note.reason)]
-            if note.kind is NoteKind.EVICTED and note.tier is not None:
-                counters.append(self._evictions.labels(note.tier.name.lower(), note.reason))
-        for counter in counters:
-            counter.inc()
+    def note(self, notes: Iterable[Note]) -> None:
+        for key, count in Counts([note[:3] for note in notes]).items():
+            counters = self._noted.get(key)
+            if counters is None:
+                kind, reason, tier = key
+                counters = self._noted[key] = [self._notes.labels(kind.value, reason)]
+                if kind is NoteKind.EVICTED and tier is not None:
+                    counters.append(self._evictions.labels(tier.name.lower(), reason))
+            for counter in counters:
+                counter.inc(count)

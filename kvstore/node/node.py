@@ -22,16 +22,17 @@ from kvstore.core.events import (
     DiscardReservation,
     Event,
     ExtentCopied,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     Note,
+    OperationId,
     ReadRequested,
     RegionsRecovered,
     RegionWritten,
     ReserveStatus,
     StopRequested,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -66,7 +67,7 @@ class _Request(Protocol):
 class Node:
     """Belongs to one event loop; every method is called there. Small host payloads are touched inline, large ones and the SSD in threads.
 
-    `on_note` is called for each Note of the core (metrics). After a bug in here the core's state is not to be trusted any more:
+    `on_notes` is called with the Notes of each event (metrics, events). After a bug in here the core's state is not to be trusted any more:
     `until_crash` raises it, and the process must end.
     """
 
@@ -79,7 +80,7 @@ class Node:
         gpu: Medium | None = None,
         config: NodeConfig,
         clock: Clock,
-        on_note: Callable[[Note], None] = lambda note: None,
+        on_notes: Callable[[Sequence[Note]], None] = lambda notes: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.state = state
@@ -89,7 +90,7 @@ class Node:
         self._gpu = gpu
         self._config = config
         self._clock = clock
-        self._on_note = on_note
+        self._on_notes = on_notes
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
         self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
@@ -190,8 +191,14 @@ class Node:
         self._feeding = True
         try:
             while self._events:
+                notes: list[Note] = []
                 for instruction in self.state.handle(self._events.popleft(), self._clock.now()):
-                    self._execute(instruction)
+                    if isinstance(instruction, Note):
+                        notes.append(instruction)
+                    else:
+                        self._execute(instruction)
+                if notes:
+                    self._on_notes(notes)
         except Exception as error:
             self.crash(error)
             raise
@@ -200,13 +207,11 @@ class Node:
 
     def _execute(self, instruction: Instruction) -> None:
         match instruction:
-            case Note():
-                self._on_note(instruction)
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case CancelRead():
                 self._reads[instruction.operation].finish()
-            case VerifyExtent():
+            case VerifyExtents():
                 self._verify(instruction)
             case CopyExtent():
                 self._copy(instruction)
@@ -233,27 +238,30 @@ class Node:
         del self._reads[operation]
         self.feed(finished)
 
-    def _verify(self, instruction: VerifyExtent) -> None:
-        if self.source.is_quick(instruction.extent):
-            try:
-                self.source.read_now(instruction.extent, instruction.checksum)
-                outcome = VerifyOutcome.OK
-            except CorruptPayload:
-                outcome = VerifyOutcome.CORRUPT
-            self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+    def _verify(self, instruction: VerifyExtents) -> None:
+        stored = [Stored(extent, checksum) for extent, checksum in zip(instruction.extents, instruction.checksums, strict=True)]
+        if self.source.are_quick(stored):
+            self._verified(instruction.operation, self.source.read_each_now(stored))
         else:
-            self.spawn(self._verify_in_thread(instruction))
+            self.spawn(self._verify_in_thread(instruction.operation, stored))
 
-    async def _verify_in_thread(self, instruction: VerifyExtent) -> None:
-        outcome = VerifyOutcome.OK
+    async def _verify_in_thread(self, operation: OperationId, stored: Sequence[Stored]) -> None:
+        found: Sequence[Found]
         try:
-            await self.source.read(instruction.extent, instruction.checksum)
-        except CorruptPayload:
-            outcome = VerifyOutcome.CORRUPT
-        except TierFailure as failure:
-            logger.warning("verify: %s", failure)
-            outcome = VerifyOutcome.IO_ERROR
-        self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+            found = await self.source.read_each(stored)
+        except TierFailure as stalled:
+            found = [stalled] * len(stored)
+        self._verified(operation, found)
+
+    def _verified(self, operation: OperationId, found: Sequence[Found]) -> None:
+        outcomes = []
+        for payload in found:
+            if isinstance(payload, TierFailure):
+                logger.warning("verify: %s", payload)
+                outcomes.append(VerifyOutcome.IO_ERROR)
+            else:
+                outcomes.append(VerifyOutcome.CORRUPT if isinstance(payload, CorruptPayload) else VerifyOutcome.OK)
+        self.feed(ExtentsVerified(operation=operation, outcomes=tuple(outcomes)))
 
     def _copy(self, instruction: CopyExtent) -> None:
         if instruction.target.tier is Tier.SSD:

@@ -45,6 +45,15 @@ class PayloadSource:
         """True: `read_now` is fit for the event loop."""
         return extent.tier is Tier.HOST and extent.length <= INLINE_BYTES
 
+    def are_quick(self, wanted: Sequence[Stored]) -> bool:
+        """The same for `read_each_now`."""
+        total = 0
+        for (tier, _, _, length, _), _ in wanted:
+            if tier is not Tier.HOST:
+                return False
+            total += length
+        return total <= INLINE_BYTES
+
     def host_view(self, extent: Extent) -> memoryview:
         """A host payload in place, unchecked: for a reader that checks it itself."""
         assert extent.tier is Tier.HOST
@@ -80,11 +89,11 @@ class PayloadSource:
         Raises TierFailure when not all are done within the timeout: a medium that hangs. Then the thread fills memory that nobody looks
         at any more.
         """
-        if all(self.is_quick(stored.extent) for stored in wanted):
-            return self._read_each_now(wanted)
+        if self.are_quick(wanted):
+            return self.read_each_now(wanted)
         fresh = [stored for stored in wanted if stored not in self._under_way]
         if fresh:
-            job = asyncio.get_running_loop().run_in_executor(self._executor, self._read_each_now, fresh)
+            job = asyncio.get_running_loop().run_in_executor(self._executor, self.read_each_now, fresh)
             self._under_way |= {stored: (job, index) for index, stored in enumerate(fresh)}
             job.add_done_callback(lambda _: self._ended(fresh))
         ways = [self._under_way[stored] for stored in wanted]
@@ -98,7 +107,8 @@ class PayloadSource:
         for one in stored:
             self._under_way.pop(one, None)
 
-    def _read_each_now(self, wanted: Sequence[Stored]) -> list[Found]:
+    def read_each_now(self, wanted: Sequence[Stored]) -> list[Found]:
+        """The same, here and now."""
         found: list[Found] = []
         for stored in wanted:
             try:

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_pb2_grpc
@@ -151,7 +151,7 @@ class NodeServer:
                 assert self._ssd is not None
                 recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
             self._node = Node(
-                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_note=self._note
+                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_notes=self._note
             )
             self._server = make_server()
             self._channels = ChannelPool()
@@ -257,10 +257,10 @@ class NodeServer:
             drain=drain_status(self._handover),
         )
 
-    def _note(self, note: Note) -> None:
-        self._metrics.note(note)
-        self._inventory.note(note)
-        self._feed.note(note)
+    def _note(self, notes: Sequence[Note]) -> None:
+        self._metrics.note(notes)
+        self._inventory.note(notes)
+        self._feed.note(notes)
 
     async def _drain(self) -> None:
         if self._own is None:

@@ -12,14 +12,14 @@ from kvstore.core.events import (
     CopyOutcome,
     Event,
     ExtentCopied,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ReadFinished,
     ReadOutcome,
     RecoveredRecord,
     RegionsRecovered,
     RegionWritten,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -113,12 +113,14 @@ class Media:
         """The outcome of an I/O instruction that ends now; when it `fails` it leaves a tear. Bytes that are neither what the core asked
         for nor rotten are a bug of the core."""
         match instruction:
-            case VerifyExtent():
-                good = checksum_of(self.bytes_at(instruction.extent)) == instruction.checksum
-                outcome = VerifyOutcome.OK if good else VerifyOutcome.CORRUPT
-                if fails and instruction.extent.tier is Tier.SSD:
-                    outcome = VerifyOutcome.IO_ERROR
-                return ExtentVerified(operation=instruction.operation, outcome=outcome)
+            case VerifyExtents():
+                outcomes = []
+                for extent, checksum in zip(instruction.extents, instruction.checksums, strict=True):
+                    good = checksum_of(self.bytes_at(extent)) == checksum
+                    outcomes.append(VerifyOutcome.OK if good else VerifyOutcome.CORRUPT)
+                    if fails and extent.tier is Tier.SSD:
+                        outcomes[-1] = VerifyOutcome.IO_ERROR
+                return ExtentsVerified(operation=instruction.operation, outcomes=tuple(outcomes))
             case CopyExtent():
                 return self._copy(instruction, fails)
             case WriteRegion():

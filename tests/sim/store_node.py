@@ -49,7 +49,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     WriteRegion,
 )
 from kvstore.core.extent import Extent, Tier
@@ -382,7 +382,7 @@ class StoreNode:
 
     def _take(self, instruction: Instruction) -> None:
         match instruction:
-            case CopyExtent() | VerifyExtent() | WriteRegion():
+            case CopyExtent() | VerifyExtents() | WriteRegion():
                 self._start_io(instruction.operation, instruction)
             case AnswerRead():
                 answer = self._waiting.pop(instruction.request_id)
@@ -406,7 +406,7 @@ class StoreNode:
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case Note():
-                self.upkeep.inventory.note(instruction)
+                self.upkeep.inventory.note([instruction])
             case _:
                 self._check_told(instruction)
                 self._waiting.pop(instruction.request_id)(instruction)

@@ -23,7 +23,7 @@ from kvstore.core.events import (
     CopyOutcome,
     Event,
     ExtentCopied,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ListCursor,
     ListRequested,
@@ -39,7 +39,7 @@ from kvstore.core.events import (
     ReserveRequested,
     ReserveStatus,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -80,7 +80,7 @@ class Driver:
 
     def send(self, event: Event) -> list[Instruction]:
         self.said = self.state.handle(event, self.now)
-        self.held += [i for i in self.said if isinstance(i, VerifyExtent | CopyExtent | WriteRegion)]
+        self.held += [i for i in self.said if isinstance(i, VerifyExtents | CopyExtent | WriteRegion)]
         return self.said
 
     def ask(self, event: Event, answer: type[Answer]) -> Answer:
@@ -141,9 +141,9 @@ class Driver:
     def verified(self, outcome: VerifyOutcome = VerifyOutcome.OK) -> list[Instruction]:
         """Answers every verification that is held."""
         said: list[Instruction] = []
-        for instruction in [i for i in self.held if isinstance(i, VerifyExtent)]:
+        for instruction in [i for i in self.held if isinstance(i, VerifyExtents)]:
             self.held.remove(instruction)
-            said += self.send(ExtentVerified(operation=instruction.operation, outcome=outcome))
+            said += self.send(ExtentsVerified(operation=instruction.operation, outcomes=(outcome,) * len(instruction.extents)))
         return said
 
     def copied(self, outcome: CopyOutcome = CopyOutcome.OK) -> list[Instruction]:
@@ -162,7 +162,7 @@ class Driver:
         """Everything held ends well, and what follows from it, until nothing is under way."""
         while self.held:
             match self.held[0]:
-                case VerifyExtent():
+                case VerifyExtents():
                     self.verified()
                 case CopyExtent():
                     self.copied()
