@@ -68,7 +68,8 @@ class Copy:
     region: int
 
     def __init__(self, extent: Extent, state: CopyState) -> None:
-        self.packed = _PLACE.pack(extent.offset // ALIGNMENT, extent.length, extent.generation)
+        _, _, offset, length, generation = extent
+        self.packed = _PLACE.pack(offset // ALIGNMENT, length, generation)
         """_PLACE, and after it what a subclass keeps there."""
         self.state = state
         self.holds = 0

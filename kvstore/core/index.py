@@ -100,7 +100,7 @@ class Entry(HostCopy):
 
     @property
     def block(self) -> BlockRef:
-        return BlockRef(hash=self.hash, parent=self.parent, stripe=self.stripe, index=self.index)
+        return BlockRef(self.hash, self.parent, self.stripe, self.index)
 
     def copy_in(self, tier: Tier) -> Copy | None:
         """Of any state."""
@@ -119,7 +119,11 @@ class Entry(HostCopy):
 
     def readable_beside(self, tier: Tier) -> bool:
         """Another tier has a readable copy too."""
-        return any(found is not tier for found in self.tiers)
+        return (
+            (tier is not Tier.HOST and self.state is _READABLE)
+            or (tier is not Tier.SSD and self.readable_ssd)
+            or (tier is not Tier.GPU and self.readable_gpu)
+        )
 
     @property
     def readable_gpu(self) -> bool:

@@ -148,8 +148,8 @@ class Stock:
         self.pins.unpin(entry)
         if entry.move is not None:
             self.doomed_moves.add(entry.move)
-        for copy in entry.copies:
-            if copy.state is _READABLE:
+        for copy in (entry.gpu, entry.host, entry.ssd):
+            if copy is not None and copy.state is _READABLE:
                 self._leave_readable(entry, copy, CopyEvent.UNLISTED)
         self.free_if_loose(entry)
         if childless is not None:
@@ -278,9 +278,10 @@ class Stock:
 
     def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState) -> Copy:
         """A copy in room that was just allocated."""
-        self.quota.charge(key_space.namespace, extent.length)
-        self._shares[extent.tier].charge(key_space.namespace, extent.length)
-        self.copies[extent.tier] += 1
+        namespace, tier = key_space.namespace, extent.tier
+        self.quota.charge(namespace, extent.length)
+        self._shares[tier].charge(namespace, extent.length)
+        self.copies[tier] += 1
         return copy_at(extent, state)
 
     def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
@@ -502,7 +503,15 @@ def _is_spare_twin(entry: Entry) -> bool:
 
 
 def _is_last_and_loose(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and entry.children == 0 and not entry.readable_beside(Tier.HOST)
+    """Asked twice for every block that is evicted: no calls where its one copy is in the host tier."""
+    return (
+        entry.listed
+        and entry.state is _READABLE
+        and entry.children == 0
+        and entry.leases == 0
+        and entry.holds == 0
+        and ((entry.ssd is None and entry.gpu is None) or not entry.readable_beside(Tier.HOST))
+    )
 
 
 def _is_in_host_alone(entry: Entry) -> bool:

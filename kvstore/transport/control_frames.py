@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
-from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
+from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, WriteToken
 from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant
 from kvstore.transport.frames import MAX_ITEMS, BadFrame
 from kvstore.transport.ticket import TICKET_BYTES
@@ -110,7 +110,7 @@ class ReleaseBody(NamedTuple):
         lease_id = _unpack_head(_LEASE, data)[0]
         key_space, at = _unpack_key_space(data, _LEASE.size)
         hashes = _unpack_many(_HASH, data, at)
-        return cls(LeaseId(lease_id), key_space, tuple([BlockHash(digest) for (digest,) in hashes]))
+        return cls(LeaseId(lease_id), key_space, tuple([digest for (digest,) in hashes]))
 
 
 class ReserveBody(NamedTuple):
@@ -126,7 +126,16 @@ class ReserveBody(NamedTuple):
     def unpack(cls, data: bytes) -> ReserveBody:
         key_space, at = _unpack_key_space(data, 0)
         items = _unpack_many(_RESERVE_ITEM, data, at)
-        return cls(key_space, tuple([ReserveItem(_ref(*ref), size, None if ttl < 0 else Nanos(ttl)) for *ref, size, ttl in items]))
+        make = tuple.__new__
+        return cls(
+            key_space,
+            tuple(
+                [
+                    make(ReserveItem, (_make_ref((digest, parent, stripe, index)), size, None if ttl < 0 else ttl))
+                    for digest, parent, stripe, index, size, ttl in items
+                ]
+            ),
+        )
 
 
 @lru_cache(64)
@@ -231,7 +240,3 @@ def _unpack_columns(columns: Any, data: bytes, at: int, count: int) -> tuple[Any
         raise BadFrame("bad_length", f"{count} items in {len(data) - at} bytes")
     found: tuple[Any, ...] = columns(count).unpack_from(data, at)
     return found
-
-
-def _ref(digest: bytes, parent: bytes, stripe: bytes, index: int) -> BlockRef:
-    return BlockRef(BlockHash(digest), BlockHash(parent), StripeId(stripe), index)
