@@ -75,7 +75,8 @@ class Arena:
         self._generation = generation = self._generation + 1
         self._starts[start >> 3] |= 1 << (start & 7)
         self._used_pages += pages
-        return _make_extent((self.tier, 0, start * ALIGNMENT, length, generation))
+        made: Extent = _make_extent((self.tier, 0, start * ALIGNMENT, length, generation))
+        return made
 
     def free(self, *, offset: int, length: int) -> None:
         """Gives the extent back. Twice is a bug. (A copy gives its room back once, by the table of its life; so no generation is kept

@@ -34,6 +34,7 @@ class NodeMetrics:
         )
         self._put_outcomes = Counter(PUT_OUTCOMES_TOTAL, "Blocks put, by outcome.", ["outcome", "reason"], registry=registry)
         self._read_outcomes = Counter(READ_OUTCOMES_TOTAL, "Blocks read, by outcome.", ["outcome", "reason"], registry=registry)
+        self._read_whole = self._read_outcomes.labels("ok", "")
         self._evictions = Counter(EVICTIONS_TOTAL, "Copies evicted, by tier and reason.", ["tier", "reason"], registry=registry)
         self._notes = Counter(
             "larder_store_notes_total", "What happened to copies, by kind and reason.", ["kind", "reason"], registry=registry
@@ -83,13 +84,16 @@ class NodeMetrics:
 
     def read(self, read: OpenRead, *, took: Nanos) -> None:
         self._read_seconds.observe(to_seconds(took))
+        whole = 0
         for item, outcome in zip(read.items, read.outcomes, strict=True):
             if item.status is not ReadStatus.OK:
                 self._read_outcomes.labels("failed", item.status.name.lower()).inc()
             elif outcome is ReadOutcome.OK:
-                self._read_outcomes.labels("ok", "").inc()
+                whole += 1
             else:
                 self._read_outcomes.labels("failed", outcome.value).inc()
+        if whole:
+            self._read_whole.inc(whole)
 
     def note(self, notes: Iterable[Note]) -> None:
         for key, count in Counts([note[:3] for note in notes]).items():

@@ -175,12 +175,14 @@ class Node:
         self._waiting[request.request_id] = (answer, answered)
         self.feed(request)  # type: ignore[arg-type]  # every request is an Event
 
-    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
+    def open_read_now(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
         """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
         request = ReadRequested(
             request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes), counts=counts
         )
-        plan = await self.ask(request, AnswerRead)
+        plans: list[AnswerRead] = []
+        self.ask_now(request, AnswerRead, plans.append)
+        (plan,) = plans  # the core answers a read at once
         return self._reads[plan.operation] if plan.operation else OpenRead(plan, self.feed)
 
     def feed(self, event: Event) -> None:
