@@ -34,6 +34,8 @@ class LoadedPrefix:
     took: Nanos
     fetchable_blocks: int
     """Leading blocks that could be had now but for the room in the pool; 0 when room was not what ended the load."""
+    recoded: bool
+    """Some of it is not as sealed."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,7 @@ class _Load:
     pinned: PinnedPrefix
     tokens: int
     continuation: bool
+    as_sealed: bool
     pace: FetchPace | None = None
     """What the parts so far have left of the time; None before the first."""
 
@@ -59,20 +62,27 @@ class PrefixLoader:
         self._loading: dict[BlockHash, asyncio.Event] = {}
 
     async def load(
-        self, namespace: str, token_ids: Sequence[int], *, continuation: bool, published: PublishedPrefix | None = None
+        self,
+        namespace: str,
+        token_ids: Sequence[int],
+        *,
+        continuation: bool,
+        as_sealed: bool = False,
+        published: PublishedPrefix | None = None,
     ) -> LoadedPrefix:
         """The longest prefix that pool and store give within the policy's `max_wait`, not counting the time in which there is nothing to
         fetch yet because a prefill node is still at it (`published`). Raises only what cancels it, and then holds nothing. Loads of the
-        same blocks at the same time fetch them once."""
+        same blocks at the same time fetch them once. `as_sealed`: re-coded blocks are as good as missing, for there are tokens already that
+        come from other numbers."""
         node = self._node
         started = time.monotonic_ns()
         usable = loadable_blocks(len(token_ids), block_tokens=node.block_tokens)
         chain = node.chain(namespace, token_ids)[:usable]
-        pinned = await self._pin(chain, started + self._policy.max_wait)
+        pinned = await self._pin(chain, started + self._policy.max_wait, as_sealed=as_sealed)
         local = len(pinned.block_ids)
         run = FetchedRun()
         try:
-            await self._fetch_all(run, _Load(namespace, chain, pinned, len(token_ids), continuation), published)
+            await self._fetch_all(run, _Load(namespace, chain, pinned, len(token_ids), continuation, as_sealed), published)
         except asyncio.CancelledError:
             node.engine.release(pinned)
             raise
@@ -88,6 +98,7 @@ class PrefixLoader:
             recompute_tokens=len(token_ids) - (local + run.blocks) * node.block_tokens,
             took=Nanos(time.monotonic_ns() - started),
             fetchable_blocks=run.left_for_room and local + run.blocks + run.left_for_room,
+            recoded=pinned.recoded,
         )
         self._count(loaded, run)
         return loaded
@@ -103,11 +114,11 @@ class PrefixLoader:
             if not await published.beyond(len(load.pinned.block_ids)):
                 return
 
-    async def _pin(self, chain: Sequence[BlockRef], deadline: int) -> PinnedPrefix:
+    async def _pin(self, chain: Sequence[BlockRef], deadline: int, *, as_sealed: bool) -> PinnedPrefix:
         """What the pool has, after any load that is fetching the next block right now."""
         engine = self._node.engine
         while True:
-            pinned = engine.pin_local(chain)
+            pinned = engine.pin_local(chain, as_sealed=as_sealed)
             local = len(pinned.block_ids)
             other = self._loading.get(chain[local].hash) if local < len(chain) else None
             if other is None or time.monotonic_ns() >= deadline:
@@ -135,7 +146,7 @@ class PrefixLoader:
         local = len(pinned.block_ids)
         try:
             async with asyncio.timeout(to_seconds(self._policy.max_wait if load.pace is None else load.pace.most)):
-                acquired = await node.store.acquire_prefix(node.key_space(load.namespace), load.chain[local:])
+                acquired = await node.store.acquire_prefix(node.key_space(load.namespace), load.chain[local:], as_sealed=load.as_sealed)
         except TimeoutError:
             return FetchedRun(ended_by="deadline")
         async with acquired as lease:
@@ -178,7 +189,8 @@ class PrefixLoader:
             start_position=local * node.block_tokens,
             allowed=pace.allowed,
         )
-        node.engine.adopt(load.pinned, load.chain[local : local + run.blocks], block_ids[: run.blocks])
+        refs = load.chain[local : local + run.blocks]
+        node.engine.adopt(load.pinned, refs, block_ids[: run.blocks], canonical=run.canonical)
         if run.ended_by in ("", "deadline"):
             for tier, came in run.arrivals.items():
                 late = run.ended_by == "deadline" and came.blocks < came.asked

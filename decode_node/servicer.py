@@ -47,7 +47,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
     async def Prepare(self, request: decode_pb2.PrepareRequest, context: Any) -> decode_pb2.PrepareResponse:
         check_namespace(request.namespace)
         self._node.limits.check_prompt(request.token_ids, room_for=1)
-        loaded = await self._loader.load(request.namespace, tuple(request.token_ids), continuation=True)
+        loaded = await self._loader.load(request.namespace, tuple(request.token_ids), continuation=True, as_sealed=True)
         # Kept in the pool until it needs the room: long after the stream has come.
         self._node.engine.release(loaded.pinned)
         return decode_pb2.PrepareResponse(blocks=loaded.local_blocks + loaded.store_blocks)
@@ -65,6 +65,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
             stop_token_ids=tuple(request.stop_token_ids),
             ignore_eos=request.ignore_eos,
             priority=request.priority,
+            recoded=request.recoded,
             published=published,
         )
         session = DecodeSession(call, self._node, self._loader, heartbeat_every=self._heartbeat_every)
@@ -138,6 +139,7 @@ def _to_proto(event: SessionEvent) -> decode_pb2.GenerateEvent:
                 store_blocks=event.store_blocks,
                 recomputed_tokens=event.recomputed_tokens,
                 load_ms=event.load_ms,
+                recoded=event.recoded,
             )
         )
     if isinstance(event, Finished):

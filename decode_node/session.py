@@ -47,6 +47,8 @@ class GenerateCall:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     priority: int = 0
+    recoded: bool = False
+    """The tokens in `generated` come from re-coded blocks, at least in part: this node may use such too."""
     published: PublishedPrefix | None = None
     """How far a prefill node is that still publishes the prompt; None: none is at it."""
 
@@ -58,6 +60,8 @@ class Loaded:
     store_blocks: int
     recomputed_tokens: int
     load_ms: float
+    recoded: bool = False
+    """Some of these blocks are not as sealed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +116,7 @@ class DecodeSession:
         self._halted = False
         self._tokens = [*call.prompt, *call.generated]
         self._refetching: asyncio.Future[None] | None = None
+        self._recoded = call.recoded
 
     async def events(self) -> AsyncGenerator[SessionEvent, None]:
         """Loaded first, then the tokens, then Finished, with heartbeats where nothing else comes in time.
@@ -128,7 +133,13 @@ class DecodeSession:
                 return
             # A fetched prefix and an engine event are both awaited as one more event, so that a heartbeat fits between.
             loading = asyncio.ensure_future(
-                self._loader.load(call.namespace, tuple(self._tokens), continuation=bool(call.generated), published=call.published)
+                self._loader.load(
+                    call.namespace,
+                    tuple(self._tokens),
+                    continuation=bool(call.generated),
+                    as_sealed=bool(call.generated) and not call.recoded,
+                    published=call.published,
+                )
             )
             finished = False
             try:
@@ -139,6 +150,7 @@ class DecodeSession:
                     if not loading.done():
                         yield Heartbeat()
                 loaded = loading.result()
+                self._recoded |= loaded.recoded
                 self._submit(loaded)
                 yield Loaded(
                     prompt_blocks=len(call.prompt) // node.block_tokens,
@@ -146,6 +158,7 @@ class DecodeSession:
                     store_blocks=loaded.store_blocks,
                     recomputed_tokens=loaded.recompute_tokens,
                     load_ms=to_milliseconds(loaded.took),
+                    recoded=loaded.recoded,
                 )
                 first = True
                 async for event in self._stream():
@@ -208,6 +221,7 @@ class DecodeSession:
                 priority=call.priority,
                 refetch=True,
                 fetchable=loaded.fetchable_blocks,
+                as_sealed=bool(call.generated) and not call.recoded,
             ),
             sink,
         )
@@ -235,7 +249,7 @@ class DecodeSession:
 
     async def _refetch(self) -> None:
         """Another sequence needed this one's blocks, and now there is room again: they come back like a successor's."""
-        loaded = await self._loader.load(self._call.namespace, tuple(self._tokens), continuation=True)
+        loaded = await self._loader.load(self._call.namespace, tuple(self._tokens), continuation=True, as_sealed=not self._recoded)
         self._node.engine.resume(self._call.request_id, loaded.pinned)
 
     def _raise_end(self, event: EngineEvent | LarderError) -> None:

@@ -37,6 +37,17 @@ WriteToken = NewType("WriteToken", int)
 Generation = NewType("Generation", int)
 """Tells a reused extent from the old one; only grows in one arena."""
 
+RungCode = NewType("RungCode", int)
+"""How good the numbers of a copy are: AS_SEALED, or by which rung they were re-coded (codec/step_down.py), below 65,536. The store compares
+them and does not interpret them."""
+
+AS_SEALED = RungCode(0)
+"""The numbers that the block's layout names: what a sequence that computed the block attends to."""
+
+BEHIND_RECODED = RungCode(1)
+"""Of the layout's precision, but computed behind blocks that were read re-coded: other numbers than those of a sequence that had them as
+sealed."""
+
 RequestId = NewType("RequestId", int)
 """Pairs an event with its answer inside one node."""
 

@@ -22,6 +22,7 @@ from kvstore.client import PrefixLease, ReadBlock, StoreClient
 from kvstore.codec import BlockCodec
 from kvstore.core.extent import Tier
 from kvstore.errors import LarderError, LeaseExpired
+from kvstore.ids import AS_SEALED, RungCode
 from kvstore.units import Nanos, to_seconds
 from prefill_node import metrics
 from prefill_node.engine.loop import Engine
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 class FetchedRun:
     blocks: int = 0
     """Leading blocks that are decoded and verified, from the first one asked for on."""
+    canonical: int = 0
+    """Of them the leading ones that came as sealed."""
     tiers: Counter[str] = field(default_factory=Counter)
     """Those blocks by the tier that gave them."""
     ended_by: str = ""
@@ -46,6 +49,8 @@ class FetchedRun:
 
     def extend(self, part: FetchedRun) -> None:
         """The run goes on with another one."""
+        if self.canonical == self.blocks:
+            self.canonical += part.canonical
         self.blocks += part.blocks
         self.tiers += part.tiers
         self.ended_by, self.left_for_room = part.ended_by, part.left_for_room
@@ -80,7 +85,7 @@ async def fetch_run(
     Raises only what cancels it.
     """
     block_tokens = codec.layout.block_tokens
-    decodes: dict[int, tuple[Future[Nanos], str]] = {}
+    decodes: dict[int, tuple[Future[Nanos], str, RungCode]] = {}
     run = FetchedRun()
     end = len(arrays)
     leading = 0
@@ -97,31 +102,32 @@ async def fetch_run(
                         end = index
                     elif block.payload is not None and index < end:
                         position = start_position + index * block_tokens
-                        decodes[index] = executor.submit(_decode, codec, block, arrays[index], position), tier_name(block.tier)
+                        decode = executor.submit(_decode, codec, block, arrays[index], position)
+                        decodes[index] = decode, tier_name(block.tier), block.rung
                         while leading in decodes:
                             leading += 1
                         if not limit.expired():
                             limit.reschedule(started_s + to_seconds(allowed(leading)))
                     if all(index in decodes for index in range(end)):
                         break  # nothing that is still to come can lengthen the run
-            await settle([decode for decode, _ in decodes.values()])
+            await settle([decode for decode, _, _ in decodes.values()])
     except TimeoutError:
         run.ended_by = "deadline"
     except LarderError as error:
         log.warning("reading a leased run raised: %s", error)
         run.ended_by = "read_failed"
     finally:
-        for decode, _ in decodes.values():
+        for decode, _, _ in decodes.values():
             decode.cancel()
-        await settle([decode for decode, _ in decodes.values()])
+        await settle([decode for decode, _, _ in decodes.values()])
     run.took = Nanos(time.monotonic_ns() - started)
-    for decode, tier in decodes.values():
+    for decode, tier, _ in decodes.values():
         if not decode.cancelled() and decode.exception() is None:
             arrivals = run.arrivals.setdefault(tier, TierArrivals())
             arrivals.blocks += 1
             arrivals.last_at = max(arrivals.last_at, Nanos(decode.result() - started))
     while run.blocks < end and (entry := decodes.get(run.blocks)) is not None:
-        decode, tier = entry
+        decode, tier, rung = entry
         if decode.cancelled():
             break
         failure = decode.exception()
@@ -132,6 +138,7 @@ async def fetch_run(
             metrics.codec_failures.labels(reason=type(failure).__name__).inc()
             break
         run.tiers[tier] += 1
+        run.canonical += run.canonical == run.blocks and rung == AS_SEALED
         run.blocks += 1
     return run
 

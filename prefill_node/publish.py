@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvstore.client import Acknowledge, BlockPut, KeySpace, PutOutcome, PutReport
-from kvstore.ids import BlockHash, BlockRef
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, RungCode
 from kvstore.units import MIB, Bytes, Nanos, seconds, to_seconds
 from prefill_node import metrics
 
@@ -50,6 +50,7 @@ class SealedPayload:
     key_space: KeySpace
     ref: BlockRef
     payload: bytes
+    rung: RungCode = AS_SEALED
 
     @property
     def name(self) -> BlockName:
@@ -257,7 +258,7 @@ class Publisher:
         try:
             report = await self._sink.put(
                 batch[0].key_space,
-                [BlockPut(ref=sealed.ref, payload=sealed.payload) for sealed in batch],
+                [BlockPut(ref=sealed.ref, payload=sealed.payload, rung=sealed.rung) for sealed in batch],
                 acknowledge=self._config.acknowledge,
             )
         except Exception:

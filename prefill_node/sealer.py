@@ -8,7 +8,7 @@ import numpy as np
 
 from kvstore.codec import BlockCodec
 from kvstore.errors import CodecFailure
-from kvstore.ids import BlockRef, KeySpace
+from kvstore.ids import AS_SEALED, BEHIND_RECODED, BlockRef, KeySpace
 from prefill_node import metrics
 from prefill_node.publish import Publisher, SealedPayload
 
@@ -36,8 +36,9 @@ class PublishingSealer:
         """The request is over. A block sealed after this is made canonical and stays unpublished."""
         self._key_spaces.pop(request_id, None)
 
-    def seal(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
-        """Replace `block` by what the store will hold and queue its payload.
+    def seal(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str, *, behind_recoded: bool) -> None:
+        """Replace `block` by what the store will hold and queue its payload. `behind_recoded`: the store is told, so that nobody takes
+        it for the numbers of a sequence that had its whole prefix as sealed.
 
         A block that the codec cannot encode (NaN, Inf) keeps its numbers and is not published; its sequence goes on, and whoever
         needs the block later computes it again.
@@ -54,7 +55,8 @@ class PublishingSealer:
         if key_space is None:
             metrics.unpublished_blocks.labels(reason="request_over").inc()
             return
-        self._publisher.offer(SealedPayload(key_space, ref, payload), wait=self._wait_for_room)
+        rung = BEHIND_RECODED if behind_recoded else AS_SEALED
+        self._publisher.offer(SealedPayload(key_space, ref, payload, rung), wait=self._wait_for_room)
 
     def republish(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
         """Queue the payload of a block that is sealed here already and missing in the store. For worker threads; may block.

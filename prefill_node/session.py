@@ -117,7 +117,7 @@ class PrefillSession:
                 return stored  # nothing to compute, so nothing to fetch either
             if stored > local:
                 local += await self._fetch(pinned, chain, lease, first=local, end=stored)
-        if local > stored:
+        if local > stored and not pinned.recoded:
             await self._republish(pinned, chain, key_space, first=stored, end=local)
         return local
 
@@ -137,7 +137,7 @@ class PrefillSession:
             start_position=first * node.block_tokens,
             allowed=lambda _: node.config.load_max_wait,
         )
-        node.engine.adopt(pinned, chain[first : first + run.blocks], block_ids[: run.blocks])
+        node.engine.adopt(pinned, chain[first : first + run.blocks], block_ids[: run.blocks], canonical=run.canonical)
         give_back_reserved(node.engine, pinned)
         for tier, blocks in run.tiers.items():
             metrics.hit_tokens.labels(tier=tier).inc(blocks * node.block_tokens)

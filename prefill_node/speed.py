@@ -54,7 +54,7 @@ class CanonicalSealer:
     def __init__(self, model: LoadedModel) -> None:
         self._codec = BlockCodec(model.layout, model_digest=model.model_digest, rung=Rung.INT8)
 
-    def seal(self, ref: BlockRef, block: Any, start_position: int, request_id: str) -> None:
+    def seal(self, ref: BlockRef, block: Any, start_position: int, request_id: str, *, behind_recoded: bool) -> None:
         self._codec.encode_canonical(block, start_position=start_position)
 
 

@@ -103,6 +103,7 @@ class GrpcDecodeBackend:
             stop_token_ids=call.stop_token_ids,
             ignore_eos=call.ignore_eos,
             top_logprobs=call.top_logprobs,
+            recoded=call.recoded,
         )
         stream = self._stub.Generate(_inputs(request, call.published))
         try:
@@ -123,7 +124,7 @@ class GrpcDecodeBackend:
                 yield Heartbeat()
             elif kind == "prefix_loaded":
                 found = message.prefix_loaded
-                yield PrefixLoaded(pool_blocks=found.local_blocks, store_blocks=found.store_blocks)
+                yield PrefixLoaded(pool_blocks=found.local_blocks, store_blocks=found.store_blocks, recoded=found.recoded)
             elif kind == "finished" and message.finished.reason in _FINISH_REASONS:
                 yield FinishedOut(reason=_FINISH_REASONS[message.finished.reason])
             else:

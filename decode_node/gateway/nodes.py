@@ -73,6 +73,8 @@ class GenerateCall:
     """End the answer like the model's own end token, ignore_eos or not."""
     top_logprobs: int | None = None
     """None: no logprobs; else each token comes with its own and so many of the likeliest."""
+    recoded: bool = False
+    """A node before had re-coded blocks for these tokens: other nodes may use such too, and else must not."""
     published: PublishedPrefix | None = None
     """How far the prefill stage of this prompt is: the node fetches along, and computes the rest when it is over."""
 
@@ -89,6 +91,8 @@ class PrefixLoaded:
     pool_blocks: int
     """In its own pool."""
     store_blocks: int
+    recoded: bool = False
+    """Some of them are not as sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

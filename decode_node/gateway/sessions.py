@@ -69,6 +69,8 @@ class SessionStory:
 
     loaded: PrefixLoaded | None = None
     """Where the first decode node found blocks; None until it said so."""
+    recoded: bool = False
+    """Some node had re-coded blocks for it."""
     failovers: int = 0
     moves: int = 0
     """From nodes that drained, with a successor prepared; no failovers."""
@@ -159,6 +161,7 @@ class Session:
             ignore_eos=request.ignore_eos,
             stop_token_ids=request.stop_token_ids,
             top_logprobs=request.top_logprobs,
+            recoded=self.story.recoded,
             published=published,
         )
         with node.busy():
@@ -185,8 +188,9 @@ class Session:
                         node.on_call_succeeded()
                         self.finish_reason = event.reason
                         return
-                    elif self.story.loaded is None:
-                        self.story.loaded = event
+                    else:
+                        self.story.recoded |= event.recoded
+                        self.story.loaded = self.story.loaded or event
 
     async def _next_event(self, watched: WatchedStream) -> PrefixLoaded | TokenOut | FinishedOut:
         try:

@@ -158,13 +158,18 @@ def health_line(gateway: Mapping[str, Any] | None) -> str:
 def locate_table(record: Mapping[str, Any]) -> Table:
     rows = []
     for block in record["blocks"]:
-        copies = ", ".join(f"{copy['node_id']} ({'+'.join(copy['tiers'])})" for copy in block["copies"]) or "nowhere"
+        copies = ", ".join(f"{copy['node_id']} ({'+'.join(map(_copy_text, copy['tiers'], copy['rungs']))})" for copy in block["copies"])
+        copies = copies or "nowhere"
         size = max((copy["payload_bytes"] for copy in block["copies"]), default=0)
         rows.append(
             (block["index"], block["hash"][:12], block["stripe"][:8], ", ".join(block["owners"]), copies, size_text(size) if size else "")
         )
     title = f"{record['tokens']} tokens, {len(record['blocks'])} full blocks, the first {record['held_prefix_blocks']} held"
     return table(title, ("block", "hash", "stripe", "owners", "copies", "payload"), rows)
+
+
+def _copy_text(tier: str, rung: str) -> str:
+    return tier if rung == "as sealed" else f"{tier}: {rung}"
 
 
 def outcome_table(title: str, record: Mapping[str, Any]) -> Table:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvstore.core.extent import Tier
-from kvstore.ids import BlockRef, NodeId
+from kvstore.ids import AS_SEALED, BlockRef, NodeId, RungCode
 from kvstore.units import Nanos
 
 
@@ -49,6 +49,8 @@ class BlockPut:
     ttl: Nanos | None = None
     """How long the block shall live; 0: until it is evicted; None: as the nodes are configured for the namespace. Put again, it lives as
     long as the longest of its puts asked for."""
+    rung: RungCode = AS_SEALED
+    """BEHIND_RECODED: computed behind blocks that were read re-coded."""
 
 
 class PutOutcome(StrEnum):
@@ -91,6 +93,8 @@ class ReadBlock(NamedTuple):
     """Which replica it came from; None with the payload."""
     reason: str
     """"ok", or why the last replica asked could not give it."""
+    rung: RungCode = AS_SEALED
+    """Other than AS_SEALED: re-coded, or computed behind such blocks. Not the numbers that a sequence attends to which had it as sealed."""
     still_good: Callable[[], bool] = owned
     """Asked after the last use of a payload that was read in place: False when its lease ended meanwhile, and it may be another's by now.
     True for every other payload."""

@@ -20,12 +20,21 @@ class Leasing:
     """Of one acquire. What comes after `leased` or `give_all_back` is given back: the caller is gone, or was served by others."""
 
     def __init__(
-        self, nodes: NodeCalls, keeper: LeaseKeeper, key_space: KeySpace, *, ttl: Nanos, config: ClientConfig, clock: Clock
+        self,
+        nodes: NodeCalls,
+        keeper: LeaseKeeper,
+        key_space: KeySpace,
+        *,
+        ttl: Nanos,
+        as_sealed: bool,
+        config: ClientConfig,
+        clock: Clock,
     ) -> None:
         self._nodes = nodes
         self._keeper = keeper
         self._key_space = key_space
         self._ttl = ttl
+        self._as_sealed = as_sealed
         self._timeout = config.rpc_timeout
         self._clock = clock
         self._held: list[HeldLease] = []
@@ -40,7 +49,9 @@ class Leasing:
             answered(acquired if isinstance(acquired, LarderError) else self._take(node_id, acquired, asked_at))
 
         stub = self._nodes.stub_now(node_id)
-        if stub is None or not stub.acquire_now(self._key_space, blocks, ttl=self._ttl, timeout=self._timeout, answered=take):
+        if stub is None or not stub.acquire_now(
+            self._key_space, blocks, ttl=self._ttl, timeout=self._timeout, answered=take, as_sealed=self._as_sealed
+        ):
             self._nodes.spawn(self._call(node_id, blocks, answered))
 
     async def _call(self, node_id: NodeId, blocks: Sequence[BlockRef], answered: Answered[LeasedCopy]) -> None:
@@ -48,7 +59,8 @@ class Leasing:
         found: Sequence[LeasedCopy | None] | LarderError = Unavailable("the client was closed")
         try:
             acquired = await self._nodes.call(
-                node_id, lambda stub: stub.acquire_prefix(self._key_space, blocks, ttl=self._ttl, timeout=self._timeout)
+                node_id,
+                lambda stub: stub.acquire_prefix(self._key_space, blocks, ttl=self._ttl, timeout=self._timeout, as_sealed=self._as_sealed),
             )
             found = self._take(node_id, acquired, asked_at)
         except LarderError as error:
@@ -86,4 +98,5 @@ class Leasing:
                 self._keeper.give_back(held)
             else:
                 self._keeper.give_back_some(held, surplus.get(held, ()))
-        return PrefixLease(self._key_space, tuple(search.chain[:run]), copies, needed, give_back=self._keeper.give_back)
+        chain, give_back = tuple(search.chain[:run]), self._keeper.give_back
+        return PrefixLease(self._key_space, chain, copies, needed, give_back=give_back, as_sealed=self._as_sealed)

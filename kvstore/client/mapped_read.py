@@ -110,7 +110,8 @@ class MappedRead:
         if payload is None:
             self._keeper.report_corrupt(held, self._lease.chain[index].hash)
             return ReadBlock(index, None, None, None, "bad_checksum")
-        return ReadBlock(index, payload, copy.tier, held.node_id, "ok", self._good_while(held) if self._in_place else owned)
+        good = self._good_while(held) if self._in_place else owned
+        return ReadBlock(index, payload, copy.tier, held.node_id, "ok", copy.rung, good)
 
     def _good_while(self, held: HeldLease) -> partial[bool]:
         good = self._still_good.get(held)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 from kvstore.core.extent import Tier
-from kvstore.ids import BlockRef, KeySpace, LeaseId, NodeId
+from kvstore.ids import AS_SEALED, BlockRef, KeySpace, LeaseId, NodeId, RungCode
 from kvstore.transport import NO_TICKET, Ticket
 from kvstore.units import Bytes, Nanos
 
@@ -51,6 +51,7 @@ class LeasedCopy(NamedTuple):
     tier: Tier
     arena_offset: int | None = None
     """In the host arena of its node while the lease lasts; None: not there."""
+    rung: RungCode = AS_SEALED
 
 
 class PrefixLease:
@@ -67,6 +68,7 @@ class PrefixLease:
         held: Iterable[HeldLease],
         *,
         give_back: Callable[[HeldLease], None],
+        as_sealed: bool = False,
     ) -> None:
         assert len(chain) == len(copies)
         self.key_space = key_space
@@ -74,6 +76,8 @@ class PrefixLease:
         """The run: the leading blocks of the chain asked for that the store holds. Empty when it holds none."""
         self.copies = copies
         """One per block of the run."""
+        self.as_sealed = as_sealed
+        """A block that a replica has re-coded alone is read from another, or is missing."""
         self._held = list(held)
         self._give_back = give_back
         self._released = False

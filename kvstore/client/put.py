@@ -93,10 +93,10 @@ def _progress_of(puts: Sequence[BlockPut], *, replicas_needed: int) -> PutProgre
     for put in puts:
         if put.ref.hash not in seen:
             if isinstance(put.payload, PayloadMaker):
-                seen[put.ref.hash] = BlockProgress(put.ref, b"", 0, put.ttl, maker=put.payload)
+                seen[put.ref.hash] = BlockProgress(put.ref, b"", 0, put.ttl, put.rung, maker=put.payload)
                 continue
             payload = bytes(put.payload)  # no copy of what is `bytes` already
-            seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload), put.ttl)
+            seen[put.ref.hash] = BlockProgress(put.ref, payload, payload_checksum(payload), put.ttl, put.rung)
     return PutProgress([seen[put.ref.hash] for put in puts], replicas_needed)
 
 
@@ -174,7 +174,7 @@ class _NodePut:
             self._node_id,
             lambda stub: stub.reserve(
                 self._key_space,
-                [ReserveItem(block.ref, block.size, block.ttl) for block in blocks],
+                [ReserveItem(block.ref, block.size, block.ttl, block.rung) for block in blocks],
                 timeout=self._config.rpc_timeout,
             ),
         )

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kvstore.client.answers import PayloadMaker, PutOutcome
-from kvstore.ids import BlockRef
+from kvstore.ids import AS_SEALED, BlockRef, RungCode
 from kvstore.units import Nanos
 
 
@@ -19,6 +19,7 @@ class BlockProgress:
     """Empty while there is a `maker`."""
     checksum: int
     ttl: Nanos | None = None
+    rung: RungCode = AS_SEALED
     outstanding: int = 0
     stored: int = 0
     existed: int = 0

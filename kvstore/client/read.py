@@ -297,6 +297,7 @@ class PrefixRead:
                     [self.lease.chain[block.index] for block in wanted],
                     ttl=self._config.lease_ttl,
                     timeout=self._config.rpc_timeout,
+                    as_sealed=self.lease.as_sealed,
                 ),
             )
         except LarderError as error:
@@ -311,7 +312,7 @@ class PrefixRead:
                 if copy is None:
                     missing.append(block)
                 else:
-                    block.copy = LeasedCopy(held, copy.payload_bytes, copy.checksum, copy.tier, copy.arena_offset)
+                    block.copy = LeasedCopy(held, *copy)
                     found.append(block)
         else:
             missing = list(wanted)
@@ -365,7 +366,7 @@ class _Stream:
             block.reason = "bad_checksum"
             self._failed.append(block)
             read.keeper.report_corrupt(held, read.lease.chain[block.index].hash)
-        elif read.arrive(block, ReadBlock(block.index, payload, block.copy.tier, held.node_id, "ok")):
+        elif read.arrive(block, ReadBlock(block.index, payload, block.copy.tier, held.node_id, "ok", block.copy.rung)):
             self.size -= len(payload)
 
     def ended(self, reason: str) -> list[_Wanted]:

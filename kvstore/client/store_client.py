@@ -96,13 +96,24 @@ class StoreClient:
 
         return (await find_prefix(chain, self._nodes.refresh(), ask, clock=self._clock)).run_length
 
-    async def acquire_prefix(self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None) -> PrefixLease:
-        """Lease the longest run of leading blocks that the store holds, and nothing beyond it.
+    async def acquire_prefix(
+        self, key_space: KeySpace, chain: Sequence[BlockRef], *, ttl: Nanos | None = None, as_sealed: bool = False
+    ) -> PrefixLease:
+        """Lease the longest run of leading blocks that the store holds, and nothing beyond it. With `as_sealed` a block counts as held
+        only where its numbers are those that its layout names: for a sequence that attends to these already.
 
         The lease is renewed behind the scenes until released; `ttl` (default: `lease_ttl` of the config) is how long the nodes keep
         it when this process dies. A node that does not answer costs one `rpc_timeout`, then its replicas are asked instead.
         """
-        asking = Leasing(self._nodes, self._keeper, key_space, ttl=ttl or self._config.lease_ttl, config=self._config, clock=self._clock)
+        asking = Leasing(
+            self._nodes,
+            self._keeper,
+            key_space,
+            ttl=ttl or self._config.lease_ttl,
+            as_sealed=as_sealed,
+            config=self._config,
+            clock=self._clock,
+        )
         try:
             search = await find_prefix(chain, self._nodes.refresh(), asking.ask, clock=self._clock)
         except BaseException:

@@ -32,6 +32,7 @@ from kvstore.codec.precision import DEFAULT_STEP, FIRST_EXACT_TOKENS, GROUP, Pre
 from kvstore.codec.reference import narrow, widen
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
+from kvstore.ids import LayoutFingerprint
 
 MAX_MAGNITUDE = 16384.0
 """Larger elements are refused by the lossy rungs: the scale codes and float16 end there."""
@@ -76,10 +77,12 @@ class BlockCodec:
         group: int = GROUP,
         exact_tokens: int = FIRST_EXACT_TOKENS,
         layer_rungs: Mapping[int, Rung] = MappingProxyType({}),
+        fingerprint: LayoutFingerprint | None = None,
     ) -> None:
         """`entropy=False` keeps sections plain, where a rung leaves the choice. `calibration` is what writing and reading rung klt takes,
         `step` its quality: a multiple of the tables' base step, 1 to MAX_STEP. `group`, `exact_tokens` (first ones of a sequence) and
-        `layer_rungs` (other widths for single layers, rungs of BITS only) are what this codec writes; it reads any.
+        `layer_rungs` (other widths for single layers, rungs of BITS only) are what this codec writes; it reads any. `fingerprint`: what
+        payloads call the layout, when `layout` says no more of it than their headers do (step_down.py).
 
         Raises ConfigError for a layout or digest that no payload can describe, for rung klt without calibration, for a calibration of
         another model or layout, and for choices that the rung does not have.
@@ -99,7 +102,7 @@ class BlockCodec:
         self._klt = KltTransform(calibration) if calibration is not None else None
         self._step = step
         self._model_digest = model_digest
-        self._fingerprint = layout.fingerprint
+        self._fingerprint = layout.fingerprint if fingerprint is None else fingerprint
         self._heads = heads
         self._group = group
         self._exact_tokens = min(exact_tokens, layout.block_tokens)

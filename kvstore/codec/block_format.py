@@ -76,8 +76,8 @@ MAX_COEFFICIENT_BYTES = 8
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-_RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5, Rung.INT6: 6, Rung.INT5: 7, Rung.FP8: 8}
-_RUNGS = {code: rung for rung, code in _RUNG_CODES.items()}
+RUNG_CODES = {Rung.RAW: 1, Rung.LOSSLESS: 2, Rung.INT8: 3, Rung.INT4: 4, Rung.KLT: 5, Rung.INT6: 6, Rung.INT5: 7, Rung.FP8: 8}
+RUNGS = {code: rung for rung, code in RUNG_CODES.items()}
 _DTYPE_CODES = {"bfloat16": 1, "float16": 2, "float32": 3}
 _DTYPES = {code: dtype for dtype, code in _DTYPE_CODES.items()}
 
@@ -178,7 +178,7 @@ def write_header(header: BlockHeader, body: bytes | memoryview) -> bytes:
         MAGIC,
         VERSION,
         header.header_bytes,
-        _RUNG_CODES[header.rung],
+        RUNG_CODES[header.rung],
         _DTYPE_CODES[header.dtype],
         header.packed,
         0,
@@ -248,13 +248,13 @@ def read_header(payload: bytes | bytearray | memoryview) -> BlockHeader:
         step,
         calibration,
     ) = _FIELDS.unpack_from(view)
-    if rung_code not in _RUNGS:
-        raise UnsupportedFormat(f"rung code {rung_code} is not known here; known: {_names(_RUNGS)}")
+    if rung_code not in RUNGS:
+        raise UnsupportedFormat(f"rung code {rung_code} is not known here; known: {_names(RUNGS)}")
     if dtype_code not in _DTYPES:
         raise UnsupportedFormat(f"dtype code {dtype_code} is not known here; known: {_names(_DTYPES)}")
     if reserved or packed >= 1 << SECTIONS:
         raise UnsupportedFormat("the header uses flags that are not known here")
-    rung = _RUNGS[rung_code]
+    rung = RUNGS[rung_code]
     if header_bytes != HEADER_BYTES + (2 * layers if rung in BITS else 0):
         raise CorruptPayload(f"a header of rung {rung} and {layers} layers cannot have {header_bytes} bytes")
     table = bytes(view[_FIELDS.size : header_bytes - CHECKSUM_BYTES])

@@ -23,7 +23,7 @@ class Stripe:
         self.key_space = key_space
         self.blocks: list[BlockHash] = []
         self.bytes = 0
-        """Payload bytes."""
+        """Payload bytes, as the blocks came."""
         self.digest = 0
         """Of which blocks are here, whatever their order: 64 bits."""
 
@@ -54,12 +54,13 @@ class Catalog:
         """Of which anything is here. Cost: O(stripes)."""
         return {stripe.key_space for bucket in self._buckets for stripe in bucket.values()}
 
-    def remove(self, stripe: StripeId, block: BlockHash, length: int) -> None:
-        """Removing what is not here changes nothing."""
+    def remove(self, stripe: StripeId, block: BlockHash) -> None:
+        """Removing what is not here changes nothing. The bytes are an average over the stripe: copies of a block may differ in length."""
         bucket = self._buckets[bucket_of(stripe)]
         found = bucket.get(stripe)
         if found is None or block not in found.blocks:
             return
+        length = found.bytes // len(found.blocks)
         found.blocks.remove(block)
         found.bytes -= length
         found.digest ^= digest_of(block)

@@ -6,7 +6,7 @@ from enum import IntEnum, auto
 from struct import Struct
 
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import Generation
+from kvstore.ids import AS_SEALED, Generation, RungCode
 
 
 class CopyState(IntEnum):
@@ -55,42 +55,56 @@ TRANSITIONS: dict[tuple[CopyState, CopyEvent], CopyState] = {
 """A pair without a row is a bug."""
 
 
-_PLACE = Struct("<IIQ")  # page, length, generation
+_FACTS = Struct("<IIQQH")  # page, length, generation, checksum, rung
 
 
 class Copy:
     """Mutable; owned by the store state. There is one per copy, so the numbers that seldom change are packed: an int object takes 32
-    bytes, a packed one 4 or 8 (kvstore/core/LOG.md)."""
+    bytes, a packed one 4 or 8 (kvstore/core/LOG.md). The copies of one block may differ in length, checksum and rung: one on
+    the SSD may have been stepped down."""
 
     __slots__ = ("holds", "packed", "state")
 
     tier: Tier
     region: int
 
-    def __init__(self, extent: Extent, state: CopyState) -> None:
+    def __init__(self, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> None:
         _, _, offset, length, generation = extent
-        self.packed = _PLACE.pack(offset // ALIGNMENT, length, generation)
-        """_PLACE, and after it what a subclass keeps there."""
+        self.packed = _FACTS.pack(offset // ALIGNMENT, length, generation, checksum, rung)
+        """_FACTS, and after it what a subclass keeps there."""
         self.state = state
         self.holds = 0
         """I/O operations in flight that read it (reads, verifications, copies out of it). While above 0 its bytes stay."""
 
     @property
     def extent(self) -> Extent:
-        page, length, generation = _PLACE.unpack_from(self.packed)
+        page, length, generation, _, _ = _FACTS.unpack_from(self.packed)
         return Extent(self.tier, self.region, page * ALIGNMENT, length, generation)
 
     @property
     def offset(self) -> int:
-        return int(_PLACE.unpack_from(self.packed)[0] * ALIGNMENT)
+        return int(_FACTS.unpack_from(self.packed)[0] * ALIGNMENT)
 
     @property
     def length(self) -> int:
-        return int(_PLACE.unpack_from(self.packed)[1])
+        return int(_FACTS.unpack_from(self.packed)[1])
 
     @property
     def generation(self) -> Generation:
-        return Generation(_PLACE.unpack_from(self.packed)[2])
+        return Generation(_FACTS.unpack_from(self.packed)[2])
+
+    @property
+    def checksum(self) -> int:
+        return int(_FACTS.unpack_from(self.packed)[3])
+
+    @property
+    def rung(self) -> RungCode:
+        return RungCode(_FACTS.unpack_from(self.packed)[4])
+
+    def stamp(self, *, checksum: int, rung: RungCode) -> None:
+        """What its bytes are is known now."""
+        page, length, generation, _, _ = _FACTS.unpack_from(self.packed)
+        self.packed = _FACTS.pack(page, length, generation, checksum, rung) + self.packed[_FACTS.size :]
 
     def on(self, event: CopyEvent) -> None:
         self.state = TRANSITIONS[self.state, event]
@@ -120,13 +134,13 @@ class SsdCopy(Copy):
     __slots__ = ("region",)
     tier = Tier.SSD
 
-    def __init__(self, extent: Extent, state: CopyState) -> None:
-        super().__init__(extent, state)
+    def __init__(self, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> None:
+        super().__init__(extent, state, checksum=checksum, rung=rung)
         self.region = extent.region
 
 
 _KINDS: dict[Tier, type[Copy]] = {Tier.GPU: GpuCopy, Tier.HOST: HostCopy, Tier.SSD: SsdCopy}
 
 
-def copy_at(extent: Extent, state: CopyState) -> Copy:
-    return _KINDS[extent.tier](extent, state)
+def copy_at(extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> Copy:
+    return _KINDS[extent.tier](extent, state, checksum=checksum, rung=rung)

@@ -8,19 +8,20 @@ Rules between the core and its shell:
 * Every I/O instruction has an `operation`; the shell hands in exactly one outcome event with that operation, however the I/O ends. Until
   then the core frees nothing that the operation touches. So the shell bounds its I/O; the core does not forget it.
 * An outcome that says OK means: the bytes are down (and synced, where the tier promises to survive a crash).
-* Instructions without `operation` and without `request_id` (DiscardReservation, CancelRead, Note) have no outcome.
+* Instructions without `operation` and without `request_id` (DiscardReservation, CancelRead, DropRecoded, Note) have no outcome.
 
 Enumerations that also travel have the protocol's numbers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, NewType
 
 from kvstore.core.extent import Extent, Tier
-from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, Namespace, RequestId, WriteToken
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, LeaseId, Namespace, RequestId, RungCode, WriteToken
 from kvstore.units import Bytes, Nanos
 
 OperationId = NewType("OperationId", int)
@@ -60,6 +61,8 @@ class ReserveItem(NamedTuple):
     """Exact size of the payload that will come."""
     ttl: Nanos | None = None
     """From its listing on; 0: no end; None: what the namespace has by configuration. At most MAX_TTL."""
+    rung: RungCode = AS_SEALED
+    """Of the payload that will come."""
 
 
 class ReserveGrant(NamedTuple):
@@ -221,6 +224,8 @@ class AcquireRequested:
     """None: the node's default. The node may grant less."""
     counts: bool = True
     """False: no use of the blocks, as far as eviction and admission are concerned; a copy for a peer."""
+    as_sealed: bool = False
+    """A block that is here re-coded alone counts as missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +236,8 @@ class AnswerAcquire:
     ttl: Nanos
     blocks: tuple[AcquiredBlock | None, ...]
     """One per block asked, in order; None: not leased."""
+    recoded: Mapping[int, RungCode] = field(default_factory=dict)
+    """At which rungs a read under this lease gives the blocks that are not here as sealed, by their numbers in `blocks`."""
 
 
 class ReadStatus(IntEnum):
@@ -446,11 +453,20 @@ class AnswerQuota:
 # --- questions of operators and peers ---------------------------------------------------------------------------------------------------
 
 
-class BlockPlace(NamedTuple):
-    tiers: tuple[Tier, ...]
-    """Fastest first; empty: not here."""
+class PlacedCopy(NamedTuple):
+    tier: Tier
     payload_bytes: int
+    rung: RungCode
+
+
+class BlockPlace(NamedTuple):
+    copies: tuple[PlacedCopy, ...]
+    """The readable ones, fastest tier first; empty: not here."""
     leases: int
+
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        return tuple(copy.tier for copy in self.copies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -475,6 +491,8 @@ class OwnedBlock(NamedTuple):
     tiers: tuple[Tier, ...]
     ttl: Nanos
     """What is left of its life; 0: no end."""
+    rung: RungCode = AS_SEALED
+    """Of the copy that a lease taken now would read; length and checksum are that one's too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,6 +572,9 @@ class CopyExtent:
 
     The payload is checked against `checksum` on its way (SOURCE_CORRUPT if it differs: nothing needs to be written then). When `header`
     is not empty, it goes to target.offset - len(header), in the same write: its length is a multiple of ALIGNMENT.
+
+    With `recoded` the payload is not that of `source`, but what the RecodeExtent of that operation made of it: of the target's length,
+    and right by itself. It is given up with the outcome.
     """
 
     operation: OperationId
@@ -562,12 +583,50 @@ class CopyExtent:
     target: Extent
     checksum: int
     header: bytes
+    recoded: OperationId | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtentCopied:
     operation: OperationId
     outcome: CopyOutcome
+
+
+class RecodeOutcome(StrEnum):
+    OK = "ok"
+    SOURCE_CORRUPT = "source_corrupt"
+    SOURCE_FAILED = "source_failed"
+    REFUSED = "refused"
+    """This payload cannot be re-coded so, or not by this node, or it would not be shorter."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecodeExtent:
+    """Step the payload of `source` down to `rung`, in the coded domain, and keep what comes out until CopyExtent or DropRecoded names the
+    operation. The payload is checked against `checksum` first. Outcome: ExtentRecoded."""
+
+    operation: OperationId
+    source: Extent
+    checksum: int
+    rung: RungCode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtentRecoded:
+    operation: OperationId
+    outcome: RecodeOutcome
+    length: int = 0
+    """With OK, above 0 and less than the source's."""
+    checksum: int = 0
+    reason: str = ""
+    """With REFUSED: short and from a fixed set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRecoded:
+    """What the operation, whose outcome was OK, made is not needed. No outcome."""
+
+    recoded: OperationId
 
 
 class RegionWriteReason(StrEnum):
@@ -611,6 +670,7 @@ class RecoveredRecord(NamedTuple):
     generation: int
     expires_at: int = 0
     """By the time of day, in nanoseconds since 1970; 0: never."""
+    rung: RungCode = AS_SEALED
 
 
 class RecoveredRegion(NamedTuple):
@@ -678,6 +738,10 @@ class NoteKind(StrEnum):
     EXPIRED = "expired"
     DELETED = "deleted"
     QUARANTINED = "quarantined"
+    STEPPED_DOWN = "stepped_down"
+    """A re-coded copy is on the SSD; `reason` is that of the move, `payload_bytes` what it saved."""
+    NOT_STEPPED_DOWN = "not_stepped_down"
+    """It was written as it is instead; `reason` says why."""
     RECOVERED = "recovered"
     COPY_FAILED = "copy_failed"
     REGION_FAILED = "region_failed"
@@ -719,6 +783,7 @@ Event = (
     | DescribeRequested
     | ListRequested
     | ExtentCopied
+    | ExtentRecoded
     | RegionWritten
     | RegionsRecovered
     | Tick
@@ -745,4 +810,4 @@ Answer = (
     | AnswerStop
 )
 
-Instruction = Answer | DiscardReservation | VerifyExtents | CancelRead | CopyExtent | WriteRegion | Note
+Instruction = Answer | DiscardReservation | VerifyExtents | CancelRead | CopyExtent | RecodeExtent | DropRecoded | WriteRegion | Note

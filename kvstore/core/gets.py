@@ -66,7 +66,7 @@ class Gets:
         """Cost: O(blocks)."""
         stock = self._stock
         stock.end_due_among(event.key_space, (block.hash for block in event.blocks))
-        found = stock.index.leading_runs(event.key_space, event.blocks)
+        found = stock.index.leading_runs(event.key_space, event.blocks, as_sealed=event.as_sealed)
         entries = list(dict.fromkeys([entry for entry in found if entry is not None]))
         granted = stock.leases.grant(event.key_space, entries, ttl=event.ttl, now=now) if entries else None
         if granted is None:
@@ -77,12 +77,16 @@ class Gets:
             self._count_use(entries)
             self._used(entries)
         lease_id, ttl = granted
-        blocks = tuple(acquired_blocks(found))
-        stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=blocks))
+        blocks, recoded = acquired_blocks(found)
+        if recoded:
+            stock.leases.promise(lease_id, {event.blocks[number].hash: rung for number, rung in recoded.items()})
+        stock.say(AnswerAcquire(request_id=event.request_id, lease_id=lease_id, ttl=ttl, blocks=tuple(blocks), recoded=recoded))
 
     def _count_use(self, entries: list[Entry]) -> None:
         stock = self._stock
         stock.policy.used(entries)
+        if stock.step_down is not None:
+            stock.step_down.used(entries[0], stock.now)
         most = stock.admission.counted_uses
         for entry in entries:
             if entry.uses < most:
@@ -97,13 +101,13 @@ class Gets:
         from_ssd: list[Entry] = []
         for block in event.hashes:
             entry = stock.leases.entry(event.lease_id, event.key_space, block, now=now)
-            copy = None if entry is None else _serving_copy(entry)
+            copy = None if entry is None else entry.serving(_SERVES_LEASES, stock.leases.rung(event.lease_id, block))
             if entry is None or copy is None:
                 items.append(ReadItem(ReadStatus.NOT_LEASED if entry is None else ReadStatus.IO_ERROR, None, 0))
                 held.append(None)
                 continue
             copy.hold()
-            items.append(ReadItem(ReadStatus.OK, copy.extent, entry.checksum))
+            items.append(ReadItem(ReadStatus.OK, copy.extent, copy.checksum))
             held.append((entry, copy))
             if copy.tier is Tier.SSD:
                 from_ssd.append(entry)
@@ -157,11 +161,3 @@ class Gets:
             if not reading.cancelled:
                 reading.cancelled = True
                 self._stock.say(CancelRead(operation=operation))
-
-
-def _serving_copy(entry: Entry) -> Copy | None:
-    """The copy that a lease is read from: in the host tier if there is one, since a transfer needs the bytes in host memory."""
-    for copy in (entry.host, entry.gpu, entry.ssd):
-        if copy is not None and copy.state in _SERVES_LEASES:
-            return copy
-    return None

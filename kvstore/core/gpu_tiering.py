@@ -49,7 +49,7 @@ class GpuTiering:
         entry = staged.entry
         if len(self._moves) >= self._config.max_moves:
             return False
-        extent = self._stock.gpu_room(entry.length, entry.key_space.namespace)
+        extent = self._stock.gpu_room(staged.source.length, entry.key_space.namespace)
         if extent is None:
             return False
         staged.starts()
@@ -61,8 +61,8 @@ class GpuTiering:
         while self._wanted and len(self._moves) < self._config.max_moves:
             entry = next(iter(self._wanted))
             source = self._source(entry)
-            if source is not None and self._worth_promoting(entry):
-                extent = self._stock.spare_gpu_room(entry.length)
+            if source is not None and self._worth_promoting(entry, source.length):
+                extent = self._stock.spare_gpu_room(source.length)
                 if extent is None:
                     if self._make_room():
                         continue
@@ -74,14 +74,14 @@ class GpuTiering:
         copy = entry.host if self._stock.config.has_host else entry.ssd
         return copy if copy is not None and copy.state is CopyState.READABLE else None
 
-    def _worth_promoting(self, entry: Entry) -> bool:
+    def _worth_promoting(self, entry: Entry, length: int) -> bool:
         stock = self._stock
         return (
             entry.listed
             and entry.gpu is None
             and entry.move is None
-            and entry.length <= stock.gpu_arena.capacity
-            and not stock.quota.missing(entry.key_space.namespace, entry.length)
+            and length <= stock.gpu_arena.capacity
+            and not stock.quota.missing(entry.key_space.namespace, length)
         )
 
     def _make_room(self) -> bool:
@@ -94,12 +94,13 @@ class GpuTiering:
             return False
         extent = None
         returns = stock.config.has_host and entry.move is None and entry.host is None
-        if returns and not stock.quota.missing(entry.key_space.namespace, entry.length):
-            extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
+        assert entry.gpu is not None
+        length = entry.gpu.length
+        if returns and not stock.quota.missing(entry.key_space.namespace, length):
+            extent = stock.spare_host_room(length, entry.key_space.namespace)
         if extent is None:
             stock.evict(entry, Tier.GPU, "room")
             return True
-        assert entry.gpu is not None
         self._start(entry, entry.gpu, extent, CopyReason.DEMOTE)
         return False
 
@@ -107,11 +108,11 @@ class GpuTiering:
         stock = self._stock
         if staged is None:
             source.hold()
-        target = stock.take_room(entry.key_space, extent, CopyState.WRITING)
+        target = stock.take_room(entry.key_space, extent, CopyState.WRITING, checksum=source.checksum, rung=source.rung)
         operation = stock.moves.start(lambda outcome: self._finish(operation, outcome))
         self._moves[operation] = _Move(entry=entry, source=source, target=target, staged=staged)
         entry.move = operation
-        stock.say(CopyExtent(operation=operation, reason=reason, source=source.extent, target=extent, checksum=entry.checksum, header=b""))
+        stock.say(CopyExtent(operation=operation, reason=reason, source=source.extent, target=extent, checksum=source.checksum, header=b""))
 
     def _finish(self, operation: OperationId, outcome: CopyOutcome) -> None:
         stock, move = self._stock, self._moves.pop(operation)

@@ -6,15 +6,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 
 from kvstore.core.copies import Copy, CopyState, HostCopy
-from kvstore.core.events import AcquiredBlock, OperationId
+from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import BlockHash, BlockRef, KeySpace, StripeId
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, RungCode, StripeId
 
 _READABLE = CopyState.READABLE
 _FREE = CopyState.FREE
 
-_FACTS = Struct("<IIQQI")  # place of the host copy (see Copy.packed), checksum, index
-_PLACE_BYTES = 16
+_FACTS = Struct("<IIQQHIB")
+"""Of the host copy (see Copy.packed); the index; whether it is far. With one byte more they would take the next size of memory."""
+_READ_FACTS = Struct("<IIQQH5x")
+"""What a reader is told of them."""
+_COPY_BYTES = 26
+_INDEX = Struct("<I")
 
 
 class Entry(HostCopy):
@@ -44,7 +48,8 @@ class Entry(HostCopy):
     )
 
     def __init__(self, *, key_space: KeySpace, block: BlockRef, length: int, checksum: int, expires_at: int = 0) -> None:
-        self.packed = _FACTS.pack(0, length, 0, checksum, block.index)
+        """`length`, `checksum`: of its first copy."""
+        self.packed = _FACTS.pack(0, length, 0, checksum, AS_SEALED, block.index, False)
         self.state = _FREE
         self.holds = 0
         self.key_space = key_space
@@ -76,12 +81,16 @@ class Entry(HostCopy):
         return mine > theirs or (mine == theirs and self.hash < other.hash)
 
     @property
-    def checksum(self) -> int:
-        return int(_FACTS.unpack(self.packed)[3])
+    def index(self) -> int:
+        return int(_INDEX.unpack_from(self.packed, _COPY_BYTES)[0])
 
     @property
-    def index(self) -> int:
-        return int(_FACTS.unpack(self.packed)[4])
+    def far(self) -> bool:
+        """Its chain has gone on behind it for as long as the step-down rules care (step_down.py)."""
+        return bool(self.packed[-1])
+
+    def go_far(self) -> None:
+        self.packed = self.packed[:-1] + b"\1"
 
     @property
     def host(self) -> Copy | None:
@@ -95,7 +104,7 @@ class Entry(HostCopy):
             return
         assert self.state is _FREE
         assert copy.holds == 0
-        self.packed = copy.packed + self.packed[_PLACE_BYTES:]
+        self.packed = copy.packed[:_COPY_BYTES] + self.packed[_COPY_BYTES:]
         self.state = copy.state
 
     @property
@@ -142,6 +151,10 @@ class Entry(HostCopy):
         return self.state is _READABLE or self.readable_ssd or self.readable_gpu
 
     @property
+    def readable_as_sealed(self) -> bool:
+        return (self.state is _READABLE and self.rung == AS_SEALED) or self.best.rung == AS_SEALED
+
+    @property
     def tiers(self) -> tuple[Tier, ...]:
         """Of readable copies, fastest first."""
         host = (Tier.HOST,) if self.state is _READABLE else ()
@@ -149,28 +162,52 @@ class Entry(HostCopy):
         return (*memory, Tier.SSD) if self.readable_ssd else memory
 
     @property
+    def placed(self) -> tuple[PlacedCopy, ...]:
+        """What an operator is told of the readable copies, fastest tier first."""
+        return tuple(PlacedCopy(copy.tier, copy.length, copy.rung) for copy in self.copies if copy.state is _READABLE)
+
+    @property
     def copies(self) -> tuple[Copy, ...]:
         """Of any state, fastest tier first."""
         return tuple(copy for copy in (self.gpu, self.host, self.ssd) if copy is not None)
 
+    @property
+    def best(self) -> Copy:
+        """The readable copy that a reader is given: as sealed before re-coded, then in the host tier before others, since a transfer needs
+        the bytes in host memory. Without any, the facts of the first copy."""
+        return self.serving((_READABLE,)) or self
 
-def acquired_blocks(entries: Iterable[Entry | None]) -> list[AcquiredBlock | None]:
-    """What a reader is told of each. Thousands at a time: so one look into what is packed, and tuples made without their constructors,
-    which halves the time."""
-    make, unpack, host = tuple.__new__, _FACTS.unpack, Tier.HOST
+    def serving(self, states: Sequence[CopyState], rung: int | None = None) -> Copy | None:
+        """The best copy in one of these states; with `rung`, of that rung alone."""
+        found = None
+        for copy in (self.host, self.gpu, self.ssd):
+            if copy is not None and copy.state in states and (rung is None or copy.rung == rung):
+                if copy.rung == AS_SEALED:
+                    return copy
+                found = found or copy
+        return found
+
+
+def acquired_blocks(entries: Iterable[Entry | None]) -> tuple[list[AcquiredBlock | None], dict[int, RungCode]]:
+    """What a reader is told of each, and the rungs of those that are not given as sealed, by their numbers. Thousands at a time: so one
+    look into what is packed, and tuples made without their constructors, which halves the time."""
+    make, unpack, host = tuple.__new__, _READ_FACTS.unpack, Tier.HOST
     blocks: list[AcquiredBlock | None] = []
+    recoded: dict[int, RungCode] = {}
     for entry in entries:
         if entry is None:
             blocks.append(None)
             continue
-        page, length, generation, checksum, _ = unpack(entry.packed)
-        if entry.state is _READABLE:
+        page, length, generation, checksum, rung = unpack(entry.packed)
+        if entry.state is _READABLE and not rung:
             extent = make(Extent, (host, 0, page * ALIGNMENT, length, generation))
             blocks.append(make(AcquiredBlock, (length, checksum, host, extent)))
-        else:
-            tier = Tier.GPU if entry.readable_gpu else Tier.SSD
-            blocks.append(make(AcquiredBlock, (length, checksum, tier, None)))
-    return blocks
+            continue
+        copy = entry.best
+        if copy.rung != AS_SEALED:
+            recoded[len(blocks)] = copy.rung
+        blocks.append(AcquiredBlock(copy.length, copy.checksum, copy.tier, copy.extent if copy.tier is host else None))
+    return blocks, recoded
 
 
 class _Space:
@@ -208,11 +245,13 @@ class Index:
     def key_spaces(self) -> tuple[KeySpace, ...]:
         return tuple(self._spaces)
 
-    def leading_runs(self, key_space: KeySpace, blocks: Sequence[BlockRef]) -> list[Entry | None]:
-        """One per block: its entry if it is here and so is every asked block before it in its stripe."""
+    def leading_runs(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, as_sealed: bool = False) -> list[Entry | None]:
+        """One per block: its entry if it is here and so is every asked block before it in its stripe. `as_sealed`: here means so."""
         entries = self.entries(key_space)
         get = entries.get
         found = [get(block[0]) for block in blocks]  # [0]: its hash; by name it takes twice as long
+        if as_sealed:
+            found = [entry if entry is not None and entry.readable_as_sealed else None for entry in found]
         if None in found:
             broken: set[StripeId] = set()
             for at, block in enumerate(blocks):

@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 
 from kvstore.core.index import Entry
 from kvstore.errors import ConfigError
-from kvstore.ids import BlockHash, KeySpace, LeaseId
+from kvstore.ids import AS_SEALED, BlockHash, KeySpace, LeaseId, RungCode
 from kvstore.units import Nanos, seconds
 
 
@@ -33,13 +33,15 @@ class LeaseConfig:
 
 
 class Lease:
-    __slots__ = ("born_at", "entries", "expires_at", "key_space")
+    __slots__ = ("born_at", "entries", "expires_at", "key_space", "recoded")
 
     def __init__(self, *, key_space: KeySpace, entries: dict[BlockHash, Entry], now: Nanos, expires_at: Nanos) -> None:
         self.key_space = key_space
         self.entries = entries
         self.born_at = now
         self.expires_at = expires_at
+        self.recoded: dict[BlockHash, RungCode] = {}
+        """What the reader was told of blocks that are not here as sealed: it reads them at that rung or not at all."""
 
 
 class LeaseTable:
@@ -78,6 +80,14 @@ class LeaseTable:
         if lease is None or now >= lease.expires_at or lease.key_space != key_space:
             return None
         return lease.entries.get(block)
+
+    def promise(self, lease_id: LeaseId, recoded: dict[BlockHash, RungCode]) -> None:
+        """The lease, just granted, promises these blocks at these rungs, and all others as sealed."""
+        self._leases[lease_id].recoded = recoded
+
+    def rung(self, lease_id: LeaseId, block: BlockHash) -> RungCode:
+        """That the lease, which covers the block, promises."""
+        return self._leases[lease_id].recoded.get(block, AS_SEALED)
 
     def renew(self, lease_id: LeaseId, *, ttl: Nanos | None, now: Nanos) -> Nanos:
         """Time left from now; 0 when the lease is over. Never shortens a lease."""

@@ -32,4 +32,5 @@ def list_step(stock: Stock, event: ListRequested) -> AnswerList:
 
 
 def owned_block(stock: Stock, entry: Entry) -> OwnedBlock:
-    return OwnedBlock(entry.block, entry.length, entry.checksum, entry.tiers, stock.ttl_left(entry))
+    copy = entry.best
+    return OwnedBlock(entry.block, copy.length, copy.checksum, entry.tiers, stock.ttl_left(entry), copy.rung)

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from kvstore.core.events import RecoveredRecord
 from kvstore.core.extent import ALIGNMENT, round_up
 from kvstore.errors import UnsupportedFormat
-from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, StripeId
+from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, RungCode, StripeId
 
-FORMAT_VERSION = 2
-"""2: records say when their block ends."""
+FORMAT_VERSION = 3
+"""2: records say when their block ends. 3: and at which rung they are."""
 NONCE_BYTES = 16
 MAX_NAMESPACE_BYTES = 1024
 """So that a record header fits its block whatever the namespace."""
@@ -30,8 +30,8 @@ _MAC_BYTES = 16
 
 _REGION = struct.Struct("<8sHxxIQQQ16s")  # magic, version, alignment, region, region_bytes, sequence, nonce
 _RECORD_HEAD = struct.Struct("<8sHBxI")  # magic, version, erased, body length
-_BODY = struct.Struct("<QQQQQI32s32s32s32sH")
-"""Offset, length, checksum, generation, end, index, layout, hash, parent, stripe, namespace length."""
+_BODY = struct.Struct("<QQQQQHI32s32s32s32sH")
+"""Offset, length, checksum, generation, end, rung, index, layout, hash, parent, stripe, namespace length."""
 _TRAILER = struct.Struct("<8sHxxIQ")  # magic, version, count, footer offset; the MAC follows and ends the region
 _TRAILER_BYTES = _TRAILER.size + _MAC_BYTES
 
@@ -153,6 +153,7 @@ def _encode_body(record: RecoveredRecord) -> bytes:
         record.checksum,
         record.generation,
         record.expires_at,
+        record.rung,
         block.index,
         record.key_space.layout,
         block.hash,
@@ -164,7 +165,8 @@ def _encode_body(record: RecoveredRecord) -> bytes:
 
 
 def _decode_body(data: bytes, at: int) -> tuple[RecoveredRecord, int]:
-    offset, length, checksum, generation, expires_at, index, layout, hashed, parent, stripe, namespace_bytes = _BODY.unpack_from(data, at)
+    offset, length, checksum, generation, expires_at, rung, index, *hashes, namespace_bytes = _BODY.unpack_from(data, at)
+    layout, hashed, parent, stripe = hashes
     at += _BODY.size
     namespace = Namespace(data[at : at + namespace_bytes].decode())
     record = RecoveredRecord(
@@ -175,6 +177,7 @@ def _decode_body(data: bytes, at: int) -> tuple[RecoveredRecord, int]:
         checksum=checksum,
         generation=generation,
         expires_at=expires_at,
+        rung=RungCode(rung),
     )
     return record, at + namespace_bytes
 

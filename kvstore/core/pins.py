@@ -37,6 +37,8 @@ class PinTable:
 
     def __init__(self) -> None:
         self._pins: dict[Entry, Pin] = {}
+        self._hard: dict[Entry, int] = {}
+        """Bytes when it was pinned, of those with a hard pin."""
         self._expiries: list[tuple[int, int, Entry]] = []  # outdated ones are skipped when met
         self._pushes = 0
         self.hard_bytes = 0
@@ -59,7 +61,8 @@ class PinTable:
         self.unpin(entry)
         self._pins[entry] = pin
         if pin.kind is PinKind.HARD:
-            self.hard_bytes += entry.length
+            self._hard[entry] = entry.best.length
+            self.hard_bytes += self._hard[entry]
         self._pushes += 1
         heappush(self._expiries, (pin.expires_at, self._pushes, entry))
         if len(self._expiries) > 2 * len(self._pins) + 64:
@@ -69,8 +72,7 @@ class PinTable:
     def unpin(self, entry: Entry) -> bool:
         """False: it had none."""
         pin = self._pins.pop(entry, None)
-        if pin is not None and pin.kind is PinKind.HARD:
-            self.hard_bytes -= entry.length
+        self.hard_bytes -= self._hard.pop(entry, 0)
         return pin is not None
 
     def expire(self, today: Nanos, *, at_most: int) -> list[Entry]:

@@ -121,7 +121,7 @@ class Puts:
                     grants.append(ReserveGrant(found))
                     continue
                 copy = stock.take_room(key_space, found, CopyState.RESERVED)
-                token = stock.reservations.open(key_space, item.block, copy, ttl=ttl, now=now).token
+                token = stock.reservations.open(key_space, item.block, copy, ttl=ttl, rung=item.rung, now=now).token
                 grants.append(ReserveGrant(ReserveStatus.GRANTED, token, found))
         # Since a grant was made its block may have been deleted (the request had to wait) or evicted (for a later item). Its extent may be
         # another's by now, so the writer must not hear of it.
@@ -192,6 +192,7 @@ class Puts:
                 self._refuse(reservation)
                 self._settle(batch, at, CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM)
                 continue
+            reservation.copy.stamp(checksum=checksum, rung=reservation.rung)
             entry = Entry(key_space=reservation.key_space, block=reservation.block, length=reservation.copy.length, checksum=checksum)
             if self._staging is not None:
                 self._staging.place(reservation, entry, partial(self._settle, batch, at), self._stock.now)

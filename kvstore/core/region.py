@@ -339,7 +339,8 @@ def record_of(entry: Entry, copy: Copy) -> RecoveredRecord:
         block=entry.block,
         offset=copy.offset,
         length=copy.length,
-        checksum=entry.checksum,
+        checksum=copy.checksum,
         generation=copy.generation,
         expires_at=entry.expires_at,
+        rung=copy.rung,
     )

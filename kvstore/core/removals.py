@@ -58,10 +58,12 @@ class Removals:
         evicted = kept = evicted_bytes = 0
         for entry in stock.suffixes_first(self._meant(event)):
             for tier in entry.tiers:
+                copy = entry.copy_in(tier)
+                size = 0 if copy is None else copy.length
                 if is_loose(entry, tier) and not stock.pins.is_hard(entry):
                     stock.evict(entry, tier, "operator")
                     evicted += 1
-                    evicted_bytes += entry.length
+                    evicted_bytes += size
                 else:
                     kept += 1
         stock.say(

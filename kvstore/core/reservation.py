@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstore.core.copies import Copy
-from kvstore.ids import BlockHash, BlockRef, KeySpace, WriteToken
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, RungCode, WriteToken
 from kvstore.units import Nanos
 
 
@@ -20,6 +20,8 @@ class Reservation:
     expires_at: Nanos
     ttl: Nanos
     """Of the block, once it is listed; 0: no end."""
+    rung: RungCode = AS_SEALED
+    """What the writer says of the bytes."""
     doomed: bool = False
 
 
@@ -38,10 +40,10 @@ class ReservationTable:
     def __contains__(self, key: tuple[KeySpace, BlockHash]) -> bool:
         return key in self._by_key
 
-    def open(self, key_space: KeySpace, block: BlockRef, copy: Copy, *, ttl: Nanos, now: Nanos) -> Reservation:
+    def open(self, key_space: KeySpace, block: BlockRef, copy: Copy, *, ttl: Nanos, rung: RungCode = AS_SEALED, now: Nanos) -> Reservation:
         token = WriteToken(self._next_token)
         self._next_token += 1
-        reservation = Reservation(token, key_space, block, copy, Nanos(now + self._timeout), ttl)
+        reservation = Reservation(token, key_space, block, copy, Nanos(now + self._timeout), ttl, rung)
         self._by_token[token] = reservation
         self._by_key[key_space, block.hash] = reservation
         return reservation

@@ -34,7 +34,7 @@ class Scrubs:
         self._waiting[copy] = []
         copy.hold()
         operation = self._stock.verifications.start(lambda outcomes: self._checked(entry, copy, *outcomes))
-        self._stock.say(VerifyExtents(operation=operation, extents=(copy.extent,), checksums=(entry.checksum,)))
+        self._stock.say(VerifyExtents(operation=operation, extents=(copy.extent,), checksums=(copy.checksum,)))
 
     def _checked(self, entry: Entry, copy: Copy, outcome: VerifyOutcome) -> None:
         good = outcome is VerifyOutcome.OK

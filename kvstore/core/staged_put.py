@@ -38,7 +38,7 @@ class StagedPut:
         """Room in a tier will be charged in a moment, and one put is paid for once. The block's life begins, for its end goes into the
         record."""
         stock, ttl = self._stock, self._reservation.ttl
-        stock.quota.refund(self.entry.key_space.namespace, self.entry.length)
+        stock.quota.refund(self.entry.key_space.namespace, self.source.length)
         self._charged = False
         self.entry.expires_at = stock.today + ttl if ttl else 0
 

@@ -58,7 +58,7 @@ class Staging:
         """Starts what may start now, and answers those whose time is over."""
         while self._queue:
             staged = self._queue[0]
-            shelf = None if staged.doomed or now >= staged.until else self._shelf(staged.entry.length, now)
+            shelf = None if staged.doomed or now >= staged.until else self._shelf(staged.source.length, now)
             if shelf is None:
                 self._queue.popleft().failed(CopyOutcome.TARGET_FAILED)
             elif shelf.place(staged):

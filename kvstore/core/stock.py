@@ -15,6 +15,7 @@ from kvstore.core.arena import Arena
 from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.events import (
     CopyOutcome,
+    ExtentRecoded,
     Instruction,
     Note,
     NoteKind,
@@ -33,8 +34,9 @@ from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.region import RegionTable
 from kvstore.core.reservation import ReservationTable
+from kvstore.core.step_down import StepDownPolicy
 from kvstore.core.store_config import StoreConfig, WritePolicy
-from kvstore.ids import BlockHash, BootId, Generation, KeySpace, Namespace
+from kvstore.ids import AS_SEALED, BlockHash, BootId, Generation, KeySpace, Namespace, RungCode
 from kvstore.units import Nanos
 
 _READABLE = CopyState.READABLE
@@ -93,7 +95,11 @@ class Stock:
         self.verifications: Operations[tuple[VerifyOutcome, ...]] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
         self.moves: Operations[CopyOutcome] = Operations(ids)
+        self.recodings: Operations[ExtentRecoded] = Operations(ids)
         self.region_writes: Operations[bool] = Operations(ids)
+        self.step_down: StepDownPolicy | None = None
+        if config.ssd is not None and config.ssd.step_down:
+            self.step_down = StepDownPolicy(config.ssd.step_down, self.index)
         self.undemoted: OrderedDict[Entry, None] = OrderedDict()  # a plain dict is slow to lose its first item many times
         """Host copies without one on SSD, in the order they came: parents before children."""
         self.doomed_moves: set[int] = set()
@@ -119,7 +125,8 @@ class Stock:
         if entry is None:
             self.say(Note(kind, reason, tier, payload_bytes))
         else:
-            self.say(Note(kind, reason, tier, entry.length, entry.key_space, entry.block))
+            copy = (None if tier is None else entry.copy_in(tier)) or entry.best
+            self.say(Note(kind, reason, tier, copy.length, entry.key_space, entry.block))
 
     # --- listing ------------------------------------------------------------------------------------------------------------------------
 
@@ -129,6 +136,8 @@ class Stock:
         if entry.expires_at:
             self.expiries.watch(entry)
         self.policy.listed(entry)
+        if self.step_down is not None:
+            self.step_down.listed(entry, self.now)
         self.offer(entry)
 
     def put_again(self, entry: Entry, *, ttl: Nanos) -> None:
@@ -137,6 +146,8 @@ class Stock:
         if entry.expires_at:
             entry.expires_at = max(entry.expires_at, self.today + ttl) if ttl else 0
         self.policy.used((entry,))
+        if self.step_down is not None:
+            self.step_down.used(entry, self.now)
         self.offer(entry)
 
     def unlist(self, entry: Entry, *, evicted: bool = False) -> None:
@@ -169,7 +180,7 @@ class Stock:
         if copy.tier is Tier.SSD:
             assert self.regions is not None
             if entry.readable_host:
-                self.twin_bytes += copy.length
+                self.twin_bytes += entry.length
             self.regions.add_live(copy, entry)
             self.undemoted.pop(entry, None)
 
@@ -208,7 +219,7 @@ class Stock:
     def _leave_readable(self, entry: Entry, copy: Copy, event: CopyEvent) -> None:
         copy.on(event)
         if (copy.tier is Tier.HOST and entry.readable_ssd) or (copy.tier is Tier.SSD and entry.readable_host):
-            self.twin_bytes -= copy.length
+            self.twin_bytes -= entry.length
         if copy.tier is Tier.SSD:
             assert self.regions is not None
             self.regions.remove_live(copy)
@@ -276,13 +287,13 @@ class Stock:
         copy.on(CopyEvent.LAST_HOLD_GONE)
         self.give_back(entry.key_space, copy)
 
-    def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState) -> Copy:
-        """A copy in room that was just allocated."""
+    def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> Copy:
+        """A copy in room that was just allocated; of bytes that are still to come it knows the checksum later (`Copy.stamp`)."""
         namespace, tier = key_space.namespace, extent.tier
         self.quota.charge(namespace, extent.length)
         self._shares[tier].charge(namespace, extent.length)
         self.copies[tier] += 1
-        return copy_at(extent, state)
+        return copy_at(extent, state, checksum=checksum, rung=rung)
 
     def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
         """The copy, FREE now, returns its room. `charged`: its namespace pays for it still."""
@@ -402,7 +413,8 @@ class Stock:
             return False
         freed = 0
         for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier) and entry not in self.pins]):
-            freed += entry.length
+            copy = entry.copy_in(tier)
+            freed += 0 if copy is None else copy.length
             self.evict(entry, tier, "room_out_of_order")
             if freed >= 4 * length:
                 break

@@ -12,6 +12,7 @@ from kvstore.core.expiry import MAX_TTL
 from kvstore.core.extent import ALIGNMENT, MAX_SPAN_BYTES
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.policies import PolicyName
+from kvstore.core.step_down import StepDownRules
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
@@ -48,6 +49,8 @@ class SsdConfig:
     """Pause of all writes after one failed."""
     retry_after_while_stopping: Nanos = milliseconds(250)
     """The same for a node that stops: much shorter than its drain deadline."""
+    step_down: StepDownRules = field(default_factory=dict)
+    """Which blocks are re-coded on their way to the SSD. Blocks that a stop saves are not: nobody knows how long that would take."""
 
     def __post_init__(self) -> None:
         if self.region_bytes % ALIGNMENT or self.region_bytes < 16 * ALIGNMENT:

@@ -17,6 +17,7 @@ from kvstore.core.events import (
     Event,
     EvictRequested,
     ExtentCopied,
+    ExtentRecoded,
     ExtentsVerified,
     Instruction,
     ListRequested,
@@ -164,6 +165,8 @@ class StoreState:
                 self._gets.probe(event)
             case ExtentCopied():
                 self._stock.moves.finish(event.operation, event.outcome)
+            case ExtentRecoded():
+                self._stock.recodings.finish(event.operation, event)
             case RegionWritten():
                 self._stock.region_writes.finish(event.operation, event.ok)
             case ReservationsAbandoned():
@@ -212,7 +215,7 @@ class StoreState:
     def stop_report(self) -> StopReport:
         """How far the stop has come. Cost: O(blocks)."""
         kept = self._tiering.kept if self._tiering is not None else []
-        left = [entry.length for entry in self._stock.index if not entry.readable_ssd]
+        left = [entry.best.length for entry in self._stock.index if not entry.readable_ssd]
         return StopReport(len(kept), Bytes(sum(kept)), len(left), Bytes(sum(left)))
 
     def status(self) -> StoreStatus:
@@ -227,7 +230,7 @@ class StoreState:
         if stock.regions is not None:
             capacity = Bytes(len(stock.regions) * stock.regions.region_bytes)
             tiers.append(TierUsage(tier=Tier.SSD, capacity=capacity, used=Bytes(stock.regions.live_bytes), copies=stock.copies[Tier.SSD]))
-        operations = (stock.verifications, stock.reads, stock.moves, stock.region_writes)
+        operations = (stock.verifications, stock.reads, stock.moves, stock.recodings, stock.region_writes)
         return StoreStatus(
             tiers=tuple(tiers),
             staging=None if stock.config.has_host else StagingUsage(capacity=Bytes(stock.arena.capacity), used=Bytes(stock.arena.used)),
@@ -256,7 +259,7 @@ class StoreState:
         self._stock.end_due_among(event.key_space, event.hashes)
         for block in event.hashes:
             entry = self._stock.index.get(event.key_space, block)
-            places.append(BlockPlace((), 0, 0) if entry is None else BlockPlace(entry.tiers, entry.length, entry.leases))
+            places.append(BlockPlace((), 0) if entry is None else BlockPlace(entry.placed, entry.leases))
         self._stock.say(AnswerLocate(request_id=event.request_id, places=tuple(places)))
 
     def _describe(self, event: DescribeRequested) -> None:

@@ -26,13 +26,14 @@ from kvstore.core.events import (
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
 from kvstore.core.manifest import HEADER_BYTES, encode_record_header
+from kvstore.core.recoder import Recoder, saved_bytes
 from kvstore.core.recovered import newest_records, region_header
 from kvstore.core.region import Region, RegionState, RegionTable, record_of
 from kvstore.core.region_writer import RegionWriter
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig, WritePolicy
-from kvstore.ids import BlockHash, Generation, KeySpace, RequestId
+from kvstore.ids import BlockHash, Generation, KeySpace, RequestId, RungCode
 from kvstore.units import Nanos
 
 Erased = Callable[[bool], None]
@@ -86,6 +87,7 @@ class Tiering:
         self.kept: list[int] = []
         """Lengths of the blocks that a stop has put on the SSD so far."""
         self._durable = Durability(config.durable_within)
+        self._recoder = Recoder(stock, given_up=partial(self._durable.settle, durable=False))
         self._demoting_bytes = 0
         share = 0.0 if config.write_policy is WritePolicy.WRITE_THROUGH else config.demote_above
         self._demote_from = int(share * stock.arena.capacity)
@@ -121,7 +123,8 @@ class Tiering:
             )
             extent = Extent(Tier.SSD, number, record.offset, record.length, Generation(record.generation))
             regions[number].unfreed += 1
-            stock.add_copy(entry, stock.take_room(record.key_space, extent, CopyState.READABLE))
+            copy = stock.take_room(record.key_space, extent, CopyState.READABLE, checksum=record.checksum, rung=record.rung)
+            stock.add_copy(entry, copy)
             stock.list_entry(entry)
         stock.note(NoteKind.RECOVERED, "restart", tier=Tier.SSD, payload_bytes=sum(record.length for _, record in live))
 
@@ -164,10 +167,11 @@ class Tiering:
     def place(self, staged: StagedPut) -> bool:
         """Writes it to the SSD. False: there is no room yet; the next step towards it is under way, or nothing can go now."""
         entry = staged.entry
-        if len(self._moves) >= self._most_moves or not self._has_room(entry, last_resort=False):
+        source = staged.source
+        if len(self._moves) >= self._most_moves or not self._has_room(entry.key_space, source.length, last_resort=False):
             return False
         staged.starts()
-        self._start(entry, staged.source, self._record_room(entry), CopyReason.PLACE, staged)
+        self._start(entry, source, self._record_room(entry.key_space, source.length), CopyReason.PLACE, staged=staged)
         return True
 
     def demotes_now(self) -> bool:
@@ -175,8 +179,8 @@ class Tiering:
         stock = self._stock
         if not self._ready or stock.now < self._writer.paused_until or self._stop is not None:
             return False
-        demoting = any(move.reason is CopyReason.DEMOTE for move in self._moves.values())
-        return demoting or bool(stock.undemoted and (self._moves or len(stock.region_writes)))
+        demoting = any(move.reason is CopyReason.DEMOTE for move in self._moves.values()) or self._recoder.demotions
+        return bool(demoting) or bool(stock.undemoted and (self._moves or len(stock.region_writes)))
 
     def hit(self, entry: Entry) -> None:
         """A lease reads the block from SSD. Promotes it if it has earned that and room costs no block its last copy."""
@@ -190,10 +194,10 @@ class Tiering:
             or entry.move is not None
             or len(self._moves) >= self._config.max_moves
             or not stock.admission.promotes(entry)
-            or stock.quota.missing(entry.key_space.namespace, entry.length)
+            or stock.quota.missing(entry.key_space.namespace, entry.ssd.length)
         ):
             return
-        extent = stock.spare_host_room(entry.length, entry.key_space.namespace)
+        extent = stock.spare_host_room(entry.ssd.length, entry.key_space.namespace)
         if extent is not None:
             self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
 
@@ -246,11 +250,12 @@ class Tiering:
         self._writer.step_changed()
         if self._emptying is not None and not (self._emptying.state is RegionState.EMPTYING and self._emptying.live):
             self._emptying = None
+        self._write_ready()
         if self._emptying is not None:
             self._relocate(self._emptying)
         self._demote()
         self._writer.step_changed()
-        if self._stop is not None and not self._moves and not stock.undemoted and self._writer.quiet():
+        if self._stop is not None and not self._moves and not len(self._recoder) and not stock.undemoted and self._writer.quiet():
             stock.say(AnswerStop(request_id=self._stop, report=self._report()))
             self._stop = None
 
@@ -261,7 +266,7 @@ class Tiering:
             return
         if self._stop_until is not None and stock.now >= self._stop_until:
             stock.undemoted.clear()
-        while stock.undemoted and len(self._moves) < self._most_moves:
+        while stock.undemoted and self._may_demote_more:
             if self._stop is None and stock.arena.used <= self._demote_from:
                 return
             entry = next(iter(stock.undemoted))
@@ -269,13 +274,51 @@ class Tiering:
                 del stock.undemoted[entry]
                 self._durable.settle(entry, durable=False)
                 continue
-            if not self._has_room(entry, last_resort=False):
+            if not self._has_room(entry.key_space, entry.length, last_resort=False):
                 return
             del stock.undemoted[entry]
-            assert entry.host is not None
-            self._start(entry, entry.host, self._record_room(entry), CopyReason.DEMOTE)
-        if self._stop is not None and not stock.undemoted and not self._moves:
+            self._write(entry, entry, CopyReason.DEMOTE)
+        if self._stop is not None and not stock.undemoted and not self._moves and not len(self._recoder):
             self._regions.fill()
+
+    def _write_ready(self) -> None:
+        """What has been stepped down, or could not be."""
+        stock = self._stock
+        for recoding in self._recoder.ready():
+            entry, source, relocates = recoding.entry, recoding.source, recoding.reason is CopyReason.RELOCATE
+            if self._has_room(entry.key_space, recoding.length, last_resort=relocates):
+                extent = self._record_room(entry.key_space, recoding.length)
+                source.hold()
+                self._recoder.end(recoding)
+                self._start(
+                    entry, source, extent, recoding.reason, checksum=recoding.checksum, rung=recoding.rung, recoded=recoding.recoded
+                )
+                source.unhold()
+            elif relocates and self._regions.open is None:
+                self._recoder.give_up(recoding)  # `_relocate` knows what to do without room
+            elif not relocates:
+                # It had room when it was sent to be stepped down. To wait for the next would keep others from being demoted meanwhile.
+                self._recoder.drop(recoding)
+                if entry.listed and entry.readable_host:
+                    stock.want_demotion(entry)
+                else:
+                    self._durable.settle(entry, durable=False)
+
+    def _write(self, entry: Entry, source: Copy, reason: CopyReason) -> None:
+        """To the open region, which has room for it; stepped down first where the rules say so. Never what a lease may have to read from
+        the new copy: its reader was told of other bytes."""
+        stock, policy = self._stock, self._stock.step_down
+        rung = None
+        if policy is not None and self._stop is None and not (reason is CopyReason.RELOCATE and entry.leases):
+            rung = policy.rung_for(entry, source, stock.now)
+        if rung is not None:
+            self._recoder.start(entry, source, rung, reason)
+        else:
+            self._start(entry, source, self._record_room(entry.key_space, source.length), reason)
+
+    @property
+    def _may_demote_more(self) -> bool:
+        return len(self._moves) + self._recoder.demotions < self._most_moves
 
     @property
     def _most_moves(self) -> int:
@@ -285,20 +328,19 @@ class Tiering:
         """on_eviction: keeps a sixteenth of the host tier, or the largest payload, free or free for the taking."""
         stock = self._stock
         margin = min(max(stock.arena.capacity // 16, stock.largest_payload), stock.arena.capacity // 2)
-        while len(self._moves) < self._config.max_moves:
-            if stock.arena.used - stock.twin_bytes - self._demoting_bytes <= stock.arena.capacity - margin:
+        while self._may_demote_more:
+            if stock.arena.used - stock.twin_bytes - self._demoting_bytes - self._recoder.demoting_bytes <= stock.arena.capacity - margin:
                 return
             entry = stock.coldest_in_host_alone()
             if entry is None:
                 return
             if not self._worth_demoting(entry):
                 continue
-            if not self._has_room(entry, last_resort=False):
+            if not self._has_room(entry.key_space, entry.length, last_resort=False):
                 stock.offer(entry)
                 return
             stock.undemoted.pop(entry, None)
-            assert entry.host is not None
-            self._start(entry, entry.host, self._record_room(entry), CopyReason.DEMOTE)
+            self._write(entry, entry, CopyReason.DEMOTE)
 
     def _worth_demoting(self, entry: Entry) -> bool:
         return (
@@ -311,11 +353,11 @@ class Tiering:
             and not self._stock.quota.missing(entry.key_space.namespace, entry.length)
         )
 
-    def _has_room(self, entry: Entry, *, last_resort: bool) -> bool:
+    def _has_room(self, key_space: KeySpace, length: int, *, last_resort: bool) -> bool:
         """For a record in the open region. If not, does the next step towards it: fill, open, reclaim. The last free region, also when it
         is the open one, is for relocations alone: they end in a free region more."""
         regions = self._regions
-        if regions.has_room(entry.key_space, entry.length):
+        if regions.has_room(key_space, length):
             if last_resort or regions.free_regions:
                 return True
         else:
@@ -327,8 +369,8 @@ class Tiering:
             self._reclaim()
         return False
 
-    def _record_room(self, entry: Entry) -> Extent:
-        return self._regions.allocate(entry.key_space, entry.length, generation=self._stock.next_ssd_generation())
+    def _record_room(self, key_space: KeySpace, length: int) -> Extent:
+        return self._regions.allocate(key_space, length, generation=self._stock.next_ssd_generation())
 
     def _reclaim(self) -> None:
         """Chooses a region to empty, after evicting enough of the coldest that emptying one gains room."""
@@ -346,12 +388,12 @@ class Tiering:
         """Moves what lives out of the region. Leases do not hinder it: they are served from the new copy, and reads under way hold the
         old one."""
         for copy, entry in list(region.live.items()):
-            if len(self._moves) >= self._config.max_moves:
+            if len(self._moves) + self._recoder.relocations >= self._config.max_moves:
                 return
             if entry.move is not None:
                 continue
-            if self._has_room(entry, last_resort=True):
-                self._start(entry, copy, self._record_room(entry), CopyReason.RELOCATE)
+            if self._has_room(entry.key_space, copy.length, last_resort=True):
+                self._write(entry, copy, CopyReason.RELOCATE)
             elif self._regions.open is None:
                 if copy.holds == 0 and entry.leases == 0 and not self._stock.pins.is_hard(entry):
                     self._stock.evict(entry, Tier.SSD, "no_room_to_relocate")
@@ -360,16 +402,30 @@ class Tiering:
 
     # --- one move -----------------------------------------------------------------------------------------------------------------------
 
-    def _start(self, entry: Entry, source: Copy, extent: Extent, reason: CopyReason, staged: StagedPut | None = None) -> None:
+    def _start(
+        self,
+        entry: Entry,
+        source: Copy,
+        extent: Extent,
+        reason: CopyReason,
+        *,
+        staged: StagedPut | None = None,
+        checksum: int | None = None,
+        rung: RungCode | None = None,
+        recoded: OperationId | None = None,
+    ) -> None:
+        """`checksum` and `rung` are those of the source unless it was recoded."""
         if staged is None:
             source.hold()
-        target = self._stock.take_room(entry.key_space, extent, CopyState.WRITING)
+        checksum = source.checksum if checksum is None else checksum
+        rung = source.rung if rung is None else rung
+        target = self._stock.take_room(entry.key_space, extent, CopyState.WRITING, checksum=checksum, rung=rung)
         move = _Move(entry=entry, source=source, target=target, reason=reason, staged=staged)
         operation = self._stock.moves.start(lambda outcome: self._finish(operation, outcome))
         self._moves[operation] = move
         entry.move = operation
         if reason is CopyReason.DEMOTE:
-            self._demoting_bytes += entry.length
+            self._demoting_bytes += source.length
         header = b""
         if target.tier is Tier.SSD:
             region = self._regions[target.region].header
@@ -381,8 +437,9 @@ class Tiering:
                 reason=reason,
                 source=source.extent,
                 target=extent,
-                checksum=entry.checksum,
+                checksum=checksum,
                 header=header,
+                recoded=recoded,
             )
         )
 
@@ -391,7 +448,7 @@ class Tiering:
         entry, source, target = move.entry, move.source, move.target
         entry.move = None
         if move.reason is CopyReason.DEMOTE:
-            self._demoting_bytes -= entry.length
+            self._demoting_bytes -= source.length
         doomed = operation in stock.doomed_moves
         stock.doomed_moves.discard(operation)
         if target.tier is Tier.SSD:
@@ -400,17 +457,21 @@ class Tiering:
             self._finish_staged(move, move.staged, outcome)
             return
         replaces = move.reason is CopyReason.RELOCATE
-        if outcome is CopyOutcome.OK and not doomed and not (replaces and source.state is not CopyState.READABLE):
+        saved = saved_bytes(source, target)
+        useless = replaces and (source.state is not CopyState.READABLE or (saved and entry.leases))
+        if outcome is CopyOutcome.OK and not doomed and not useless:
             target.on(CopyEvent.FILLED)
             if replaces:
                 stock.replace_ssd_copy(entry, target)
             else:
                 stock.add_copy(entry, target)
             stock.note(_DONE_NOTES[move.reason], "done", entry, target.tier)
+            if saved:
+                stock.note(NoteKind.STEPPED_DOWN, move.reason, payload_bytes=saved, tier=target.tier)
             if move.reason is CopyReason.DEMOTE:
                 self._durable.settle(entry, durable=True)
                 if self._stop is not None:
-                    self.kept.append(entry.length)
+                    self.kept.append(source.length)
         else:
             self._durable.settle(entry, durable=False)
             self._undo(move, outcome)

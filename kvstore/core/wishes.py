@@ -32,7 +32,7 @@ class Wishes:
         stock = self._stock
         stock.end_due_among(event.key_space, event.hashes)
         pin = Pin(event.kind, Nanos(stock.today + min(event.ttl, MAX_PIN_TTL)))
-        in_host = sum(entry.length for entry, found in stock.pins if found.kind is PinKind.HARD and not entry.readable_ssd)
+        in_host = sum(entry.best.length for entry, found in stock.pins if found.kind is PinKind.HARD and not entry.readable_ssd)
         statuses = []
         for block in event.hashes:
             entry = stock.index.get(event.key_space, block)
@@ -40,7 +40,7 @@ class Wishes:
                 statuses.append(PinStatus.ABSENT)
                 continue
             if event.kind is PinKind.HARD and not stock.pins.is_hard(entry):
-                size = 0 if entry.readable_ssd else entry.length
+                size = 0 if entry.readable_ssd else entry.best.length
                 if not self._has_share(entry, in_host + size):
                     statuses.append(PinStatus.NO_SHARE)
                     continue
@@ -63,7 +63,7 @@ class Wishes:
         if in_host > HARD_SHARE * memory.capacity:
             return False
         regions = stock.regions
-        return regions is None or stock.pins.hard_bytes + entry.length <= HARD_SHARE * len(regions) * regions.region_bytes
+        return regions is None or stock.pins.hard_bytes + entry.best.length <= HARD_SHARE * len(regions) * regions.region_bytes
 
     def unpin(self, event: UnpinRequested) -> None:
         stock = self._stock

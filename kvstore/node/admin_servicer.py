@@ -82,7 +82,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):  # type: ignore[misc] 
         answer = await self._node.ask(locate, AnswerLocate)
         return admin_pb2.LocateResponse(
             blocks=[
-                admin_pb2.BlockLocation(tiers=[int(tier) for tier in place.tiers], payload_bytes=place.payload_bytes, leases=place.leases)
+                admin_pb2.BlockLocation(
+                    tiers=[int(tier) for tier in place.tiers],
+                    payload_bytes=place.copies[0].payload_bytes if place.copies else 0,
+                    leases=place.leases,
+                    rungs=[copy.rung for copy in place.copies],
+                    copy_bytes=[copy.payload_bytes for copy in place.copies],
+                )
                 for place in answer.places
             ]
         )

@@ -14,6 +14,7 @@ from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePo
 from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.errors import ConfigError
 from kvstore.ids import Namespace
+from kvstore.node.step_down_rules import parse_step_down
 from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
@@ -80,6 +81,12 @@ class NodeConfig:
     """write_back: share of the host tier above which its copies are written to the SSD in the background; 0: each at once."""
     eviction: PolicyName = PolicyName.LRU
     """Which blocks go first when room is needed: lru, s3fifo or adaptive. Compare them on a trace of your own: kvctl replay."""
+    step_down: Mapping[str, str] = field(default_factory=dict)
+    """Which blocks are re-coded with fewer bits on their way to the SSD, by namespace ("*": those not named): rungs from finer to coarser,
+    with what must be true of a block. "int4 after 10m", or "int5, int4 after 1h behind 16": at least 16 blocks of its chain behind it.
+    Rungs: int5, int4 (of int8 and finer), klt:STEP. Not named: none. Numbers change: a running sequence does not read such copies."""
+    step_down_tables: Path | None = None
+    """Calibration file of rung klt, to step down from it. Without it such blocks stay as they are."""
     ssd_moves: int = 64
     """Copies between the tiers under way at a time; those to the SSD that come together share one sync (3 ms and more)."""
     ssd_threads: int = 4
@@ -150,6 +157,8 @@ class NodeConfig:
             raise ConfigError(f"drain_deadline must not be negative: {self.drain_deadline}")
         if self.tick_every * 3 > min(self.lease_ttl, self.reservation_ttl):
             raise ConfigError(f"tick_every ({self.tick_every} ns) must be at most a third of lease_ttl and reservation_ttl")
+        if self.ssd_path is None and self.step_down:
+            raise ConfigError("step_down needs an SSD tier: set ssd_path")
         if self.ssd_path is None and self.write_policy is not WritePolicy.WRITE_BACK:
             raise ConfigError(f"write_policy {self.write_policy.value} needs an SSD tier: set ssd_path")
         self.store_config()
@@ -167,6 +176,7 @@ class NodeConfig:
             write_policy=self.write_policy,
             demote_above=self.demote_above,
             max_moves=self.ssd_moves,
+            step_down={Namespace(name): parse_step_down(text) for name, text in self.step_down.items()},
         )
         max_ttl = max(self.lease_ttl, _MAX_LEASE_TTL)
         return StoreConfig(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvstore.clock import Clock
 from kvstore.core.events import (
@@ -20,6 +20,7 @@ from kvstore.core.events import (
     CopyExtent,
     CopyOutcome,
     DiscardReservation,
+    DropRecoded,
     Event,
     ExtentCopied,
     ExtentsVerified,
@@ -27,6 +28,7 @@ from kvstore.core.events import (
     Note,
     OperationId,
     ReadRequested,
+    RecodeExtent,
     RegionsRecovered,
     RegionWritten,
     ReserveStatus,
@@ -44,12 +46,16 @@ from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored
+from kvstore.node.recoding import Recoding
 from kvstore.node.scrub import scrub
 from kvstore.node.ssd_writer import SsdWriter, WriteOutcome
 from kvstore.tiers.host import HostArena
 from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.tiers.tier import Tier as Medium
 from kvstore.units import Nanos, seconds, to_seconds
+
+if TYPE_CHECKING:
+    from kvstore.codec.klt_tables import KltTables
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +86,7 @@ class Node:
         gpu: Medium | None = None,
         config: NodeConfig,
         clock: Clock,
+        tables: KltTables | None = None,
         on_notes: Callable[[Sequence[Note]], None] = lambda notes: None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -94,6 +101,7 @@ class Node:
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
         self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
+        self._recoding = Recoding(self.source, loop, tables=tables) if config.step_down else None
         self._request_ids = itertools.count(1)
         self._waiting: dict[RequestId, tuple[type, Callable[[Any], None]]] = {}
         self._reads: dict[int, OpenRead] = {}
@@ -142,6 +150,8 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._writer is not None:
             await asyncio.to_thread(self._writer.close, finish=finish)
+        if self._recoding is not None:
+            self._recoding.close()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
@@ -217,6 +227,12 @@ class Node:
                 self._verify(instruction)
             case CopyExtent():
                 self._copy(instruction)
+            case RecodeExtent():
+                assert self._recoding is not None
+                self._recoding.start(instruction, self.feed)
+            case DropRecoded():
+                assert self._recoding is not None
+                self._recoding.drop(instruction.recoded)
             case WriteRegion():
                 self._write_region(instruction)
             case _:
@@ -288,8 +304,14 @@ class Node:
     def _copy_to_ssd(self, instruction: CopyExtent) -> None:
         assert self._writer is not None
         trouble: list[CopyOutcome] = []
+        recoded = None
+        if instruction.recoded is not None:
+            assert self._recoding is not None
+            recoded = self._recoding.take(instruction.recoded)
 
         def load() -> list[bytes | memoryview] | None:
+            if recoded is not None:
+                return [instruction.header, recoded]
             try:
                 return [instruction.header, self.source.read_now(instruction.source, instruction.checksum)]
             except CorruptPayload:

@@ -104,4 +104,5 @@ def _owned_to_proto(owned: OwnedBlock) -> peer_pb2.OwnedBlock:
         payload_bytes=owned.payload_bytes,
         checksum_xxh3=owned.checksum,
         ttl_ms=-(-owned.ttl // milliseconds(1)),
+        rung=owned.rung,
     )

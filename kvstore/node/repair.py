@@ -104,7 +104,7 @@ class Repair:
 
     async def _copy(self, peer: Member, key_space: KeySpace, blocks: Sequence[PeerBlock]) -> tuple[list[PeerBlock], list[PeerBlock]]:
         """(copied now, here already by another way)."""
-        items = tuple(ReserveItem(block.block, block.payload_bytes, block.ttl) for block in blocks)
+        items = tuple(ReserveItem(block.block, block.payload_bytes, block.ttl, block.rung) for block in blocks)
         reserve = ReserveRequested(request_id=self._node.next_request_id(), key_space=key_space, items=items)
         answers = list(zip(blocks, (await self._node.ask(reserve, AnswerReserve)).grants, strict=True))
         granted = [(block, grant.write_token) for block, grant in answers if grant.status is ReserveStatus.GRANTED]

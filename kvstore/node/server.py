@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_pb2_grpc
 from prometheus_client import CollectorRegistry
@@ -53,6 +54,9 @@ from kvstore.transport import AutoTransport
 from kvstore.transport.shared_arena import machine_identity
 from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Bytes, Nanos, to_milliseconds
+
+if TYPE_CHECKING:
+    from kvstore.codec.klt_tables import KltTables
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +155,14 @@ class NodeServer:
                 assert self._ssd is not None
                 recovered, self.recovery = await asyncio.to_thread(recover, self._regions, self._ssd)
             self._node = Node(
-                self._state, host=self.host, ssd=self._ssd, gpu=self._gpu, config=self.config, clock=self._clock, on_notes=self._note
+                self._state,
+                host=self.host,
+                ssd=self._ssd,
+                gpu=self._gpu,
+                config=self.config,
+                clock=self._clock,
+                tables=_tables(self.config),
+                on_notes=self._note,
             )
             self._server = make_server()
             self._channels = ChannelPool()
@@ -296,3 +307,12 @@ class NodeServer:
         return Repair(
             self._node, node_id=NodeId(self.config.node_id), views=self._views, channels=self._channels, transport=self._transport
         )
+
+
+def _tables(config: NodeConfig) -> KltTables | None:
+    """Imported by a node that steps down alone: it takes numpy and numba. Raises ConfigError."""
+    if not config.step_down or config.step_down_tables is None:
+        return None
+    from kvstore.codec.klt_tables import load_tables
+
+    return load_tables(config.step_down_tables)

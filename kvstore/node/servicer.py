@@ -31,7 +31,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.expiry import MAX_TTL
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable
-from kvstore.ids import LeaseId, WriteToken
+from kvstore.ids import AS_SEALED, LeaseId, RungCode, WriteToken
 from kvstore.node.config import NodeConfig
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
@@ -74,7 +74,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         check_batch(request.items, "items")
         key_space = key_space_from_proto(request.key_space)
         items = tuple(
-            ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes), _block_ttl(item))
+            ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes), _block_ttl(item), _rung(item.rung))
             for item in request.items
         )
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
@@ -140,6 +140,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
             key_space=key_space_from_proto(request.key_space),
             blocks=tuple(block_refs_from_proto(request.blocks)),
             ttl=_ttl(request.lease_ttl_ms),
+            as_sealed=request.as_sealed,
         )
         answer = await self._node.ask(acquire, AnswerAcquire)
         blocks = [
@@ -149,10 +150,11 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
                 checksum_xxh3=block.checksum,
                 tier=int(block.tier),
                 arena_offset=None if block.extent is None else block.extent.offset,
+                rung=answer.recoded.get(number, AS_SEALED),
             )
             if block is not None
             else store_pb2.AcquiredBlock()
-            for block in answer.blocks
+            for number, block in enumerate(answer.blocks)
         ]
         return store_pb2.AcquirePrefixResponse(
             lease_id=answer.lease_id,
@@ -251,3 +253,9 @@ def _ttl(milliseconds_asked: int) -> Nanos | None:
 def _ttl_ms(ttl: Nanos) -> int:
     """Rounded down: a client must not think that it has longer than it has. 0 only for 0."""
     return max(int(to_milliseconds(ttl)), 1) if ttl else 0
+
+
+def _rung(number: int) -> RungCode:
+    if number >= 1 << 16:
+        raise InvalidRequest(f"rung must be below 65536: {number}")
+    return RungCode(number)

@@ -69,10 +69,14 @@ class StreamControl:
             ticket = b""
             if answer.lease_id:
                 ticket = self._tickets.for_lease(answer.lease_id, expires_at=Nanos(self._node.now() + answer.ttl)).to_bytes()
-            reply(pack_acquired(answer.lease_id, answer.ttl, ticket, answer.blocks))
+            reply(pack_acquired(answer.lease_id, answer.ttl, ticket, answer.blocks, answer.recoded))
 
         acquire = AcquireRequested(
-            request_id=self._node.next_request_id(), key_space=request.key_space, blocks=request.blocks, ttl=request.ttl
+            request_id=self._node.next_request_id(),
+            key_space=request.key_space,
+            blocks=request.blocks,
+            ttl=request.ttl,
+            as_sealed=request.as_sealed,
         )
         self._node.ask_now(acquire, AnswerAcquire, answered)
 

@@ -14,7 +14,7 @@ from kvstore.registry import scripts
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.member_record import permille, record_of, view_of
 from kvstore.registry.redis_url import open_redis
-from kvstore.registry.standing import Renewal
+from kvstore.registry.standing import NotRenewed, Renewed
 from kvstore.units import Nanos, to_milliseconds, to_seconds
 
 LISTEN_TIMEOUT_S = 5.0
@@ -55,9 +55,11 @@ class RedisLink:
         )
         return int(answer[2]) / 1000 if answer[0] == "joined" else None
 
-    async def renew(self, member: Member) -> Renewal:
+    async def renew(self, member: Member) -> Renewed | NotRenewed:
         answer = await self._run(self._renew, member.node_id, member.boot_id.hex(), _ms(self._config.lease_ttl))
-        return Renewal(answer[0])
+        if answer[0] != "renewed":
+            return NotRenewed(answer[0])
+        return Renewed(state=MemberState(answer[2]), takeover=int(answer[3]) / 1000)
 
     async def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
         """False when the member is no longer this boot in state `before`."""

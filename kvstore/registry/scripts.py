@@ -52,7 +52,7 @@ return {'joined', bump(), takeover}
 """
 )
 
-# Extend the lease of exactly this start of the node. A suspect that renews is active again.
+# Extend the lease of exactly this start of the node, and tell what it is held for. A suspect that renews is active again.
 RENEW = (
     _PRELUDE
     + """
@@ -68,9 +68,9 @@ local t = now()
 redis.call('HSET', LEASES, node, number(t + ttl))
 if state == 'suspect' then
   write(node, boot, 'active', t, takeover)
-  return {'renewed', bump()}
+  return {'renewed', bump(), 'active', takeover}
 end
-return {'renewed', epoch()}
+return {'renewed', epoch(), state, takeover}
 """
 )
 

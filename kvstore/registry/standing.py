@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import Protocol
 
 from kvstore.core.view import TRANSITIONS, Member, MemberEvent, MemberState, View
@@ -16,6 +18,8 @@ from kvstore.ids import Epoch
 log = logging.getLogger(__name__)
 
 _GONE = frozenset({MemberState.LEFT, MemberState.DEAD})
+_LIFE = (MemberState.JOINING, MemberState.ACTIVE, MemberState.DRAINING)
+"""The steps that a member takes by itself, in their order; none leads back."""
 
 
 class Membership(StrEnum):
@@ -28,8 +32,15 @@ class Membership(StrEnum):
     """Another process joined under this node id: this one no longer renews."""
 
 
-class Renewal(StrEnum):
-    RENEWED = "renewed"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewed:
+    """What the registry has this process as, from now on."""
+
+    state: MemberState
+    takeover: float
+
+
+class NotRenewed(StrEnum):
     EMPTIED = "emptied"
     """Redis knows nobody at all: it lost everything."""
     ABSENT = "absent"
@@ -48,7 +59,7 @@ class RegistryCalls(Protocol):
         node id (only if it `comes_back`)."""
         ...
 
-    async def renew(self, member: Member) -> Renewal: ...
+    async def renew(self, member: Member) -> Renewed | NotRenewed: ...
 
     async def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
         """False when the member is no longer this boot in state `before`."""
@@ -115,27 +126,31 @@ class Standing:
         """Extends the lease; who was forgotten or buried joins again, whoever finds the registry empty writes `view` back. False: another
         process has the node id, and this one gives way."""
         assert self.member is not None, "not joined"
-        member = self.member = _caught_up(self.member, view)
-        renewal = await self._registry.renew(member)
-        if renewal is Renewal.RENEWED or self.membership is not Membership.MEMBER:
+        member = self.member
+        answer = await self._registry.renew(member)
+        if self.membership is not Membership.MEMBER:
             return True
-        log.warning("the registry's answer to the renewal of %s: %s", member.node_id, renewal)
-        match renewal:
-            case Renewal.EMPTIED:
+        if isinstance(answer, Renewed):
+            if self.member is member:  # else it took a step meanwhile, and the answer may be of before
+                await self._agree(member, answer)
+            return True
+        log.warning("the registry's answer to the renewal of %s: %s", member.node_id, answer)
+        match answer:
+            case NotRenewed.EMPTIED:
                 known = [other for other in view.members if other.state not in _GONE and other.node_id != member.node_id]
                 await self._registry.restore([*known, member], known=view.epoch)
-            case Renewal.ABSENT | Renewal.REMOVED:
+            case NotRenewed.ABSENT | NotRenewed.REMOVED:
                 if await self._registry.join(member, comes_back=True) is None:
                     self.membership = Membership.SUPERSEDED
-            case Renewal.SUPERSEDED:
+            case NotRenewed.SUPERSEDED:
                 self.membership = Membership.SUPERSEDED
         return self.membership is not Membership.SUPERSEDED
 
-
-def _caught_up(member: Member, view: View) -> Member:
-    """A step that the registry took and whose answer was lost shows in the view; without it every later step would be refused."""
-    seen = view.member(member.node_id)
-    if seen is None or seen.boot_id != member.boot_id:
-        return member
-    drains = member.state is MemberState.ACTIVE and seen.state is MemberState.DRAINING
-    return dataclasses.replace(member, takeover=max(member.takeover, seen.takeover), state=seen.state if drains else member.state)
+    async def _agree(self, member: Member, held: Renewed) -> None:
+        """The registry may be ahead, by a step whose answer was lost; or behind, when a step was its last word before it lost everything,
+        and another member wrote its view of before back."""
+        behind, own = _LIFE.index(held.state), _LIFE.index(member.state)
+        self.member = dataclasses.replace(member, takeover=held.takeover, state=_LIFE[max(behind, own)])
+        for before, after in pairwise(_LIFE[behind : own + 1]):
+            log.warning("the registry has %s as %s: it is %s", member.node_id, before, after)
+            await self._registry.change(self.member, before=before, after=after)

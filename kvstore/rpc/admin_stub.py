@@ -12,9 +12,10 @@ from typing import Any
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
+from kvstore.codec.rung_code import rung_name
 from kvstore.core.extent import Tier
 from kvstore.core.picture import BlockEvent, BlockEventKind
-from kvstore.ids import BlockRef, BootId, Epoch, KeySpace, NodeId
+from kvstore.ids import BlockRef, BootId, Epoch, KeySpace, NodeId, RungCode
 from kvstore.rpc.calls import answer_of, messages_of
 from kvstore.rpc.convert import MAX_BATCH_ITEMS, block_ref_from_proto, block_refs_to_proto, key_space_from_proto, key_space_to_proto
 from kvstore.units import Nanos, milliseconds, to_seconds
@@ -111,7 +112,12 @@ class BlockReport:
     tiers: tuple[str, ...]
     """Empty: not on this node."""
     payload_bytes: int
+    """Of the first copy."""
     leases: int
+    rungs: tuple[str, ...]
+    """Of each copy."""
+    copy_bytes: tuple[int, ...]
+    """Of each copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +213,16 @@ class AdminStub:
                 key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks[start : start + MAX_BATCH_ITEMS])
             )
             answer = await answer_of(self._stub.Locate(request, timeout=to_seconds(timeout)))
-            reports += [BlockReport(tuple(map(_tier_name, block.tiers)), block.payload_bytes, block.leases) for block in answer.blocks]
+            reports += [
+                BlockReport(
+                    tuple(map(_tier_name, block.tiers)),
+                    block.payload_bytes,
+                    block.leases,
+                    tuple(rung_name(RungCode(rung)) for rung in block.rungs),
+                    tuple(block.copy_bytes),
+                )
+                for block in answer.blocks
+            ]
         return reports
 
     async def recall(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, timeout: Nanos) -> RecallReport:

@@ -10,7 +10,7 @@ from kvpb.v1 import peer_pb2, peer_pb2_grpc
 
 from kvstore.core.upkeep.surroundings import PeerProgress
 from kvstore.errors import Unavailable
-from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, Epoch, KeySpace, NodeId, StripeId
+from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, Epoch, KeySpace, NodeId, RungCode, StripeId
 from kvstore.rpc.calls import answer_of, messages_of
 from kvstore.rpc.convert import block_ref_from_proto, key_space_from_proto, key_space_to_proto
 from kvstore.units import Bytes, Nanos, milliseconds, to_seconds
@@ -23,6 +23,7 @@ class PeerBlock:
     checksum: int
     ttl: Nanos
     """What is left of its life; 0: no end."""
+    rung: RungCode
 
 
 class PeerStub:
@@ -36,7 +37,13 @@ class PeerStub:
         call = self._stub.ListOwned(peer_pb2.ListOwnedRequest(node_id=node_id, epoch=epoch), timeout=to_seconds(timeout))
         async for message in messages_of(call):
             blocks = [
-                PeerBlock(block_ref_from_proto(owned.block), Bytes(owned.payload_bytes), owned.checksum_xxh3, milliseconds(owned.ttl_ms))
+                PeerBlock(
+                    block_ref_from_proto(owned.block),
+                    Bytes(owned.payload_bytes),
+                    owned.checksum_xxh3,
+                    milliseconds(owned.ttl_ms),
+                    RungCode(owned.rung),
+                )
                 for owned in message.blocks
             ]
             yield key_space_from_proto(message.key_space), blocks

@@ -19,7 +19,7 @@ from kvpb.v1 import store_pb2, store_pb2_grpc
 from kvstore.core.events import CommitStatus, ReadStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import LarderError, Unavailable
-from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, WriteToken
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RungCode, WriteToken
 from kvstore.rpc.convert import block_ref_to_proto, block_refs_to_proto, key_space_to_proto
 from kvstore.rpc.errors import error_of
 from kvstore.units import Bytes, Nanos, milliseconds, to_milliseconds, to_seconds
@@ -62,6 +62,7 @@ class FoundCopy(NamedTuple):
     tier: Tier
     arena_offset: int | None
     """In the node's host arena, as long as the lease lasts; None: not there."""
+    rung: RungCode = AS_SEALED
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +153,15 @@ class StoreStub:
         _same_length(answer.present, blocks)
         return list(answer.present)
 
-    async def acquire_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos) -> Acquired:
-        """Lease the copies found. `ttl` None: the node's default."""
+    async def acquire_prefix(
+        self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos, as_sealed: bool = False
+    ) -> Acquired:
+        """Lease the copies found. `ttl` None: the node's default. `as_sealed`: a block that the node has re-coded alone is missing."""
         request = store_pb2.AcquirePrefixRequest(
-            key_space=key_space_to_proto(key_space), blocks=block_refs_to_proto(blocks), lease_ttl_ms=_ttl_ms(ttl)
+            key_space=key_space_to_proto(key_space),
+            blocks=block_refs_to_proto(blocks),
+            lease_ttl_ms=_ttl_ms(ttl),
+            as_sealed=as_sealed,
         )
         answer = await _answer(self._stub.AcquirePrefix(request, timeout=to_seconds(timeout)))
         _same_length(answer.blocks, blocks)
@@ -165,6 +171,7 @@ class StoreStub:
                 block.checksum_xxh3,
                 _status(Tier, block.tier),
                 block.arena_offset if block.HasField("arena_offset") else None,
+                RungCode(block.rung),
             )
             if block.found
             else None
@@ -180,6 +187,7 @@ class StoreStub:
         ttl: Nanos | None,
         timeout: Nanos,
         answered: Callable[[Acquired | LarderError], None],
+        as_sealed: bool = False,
     ) -> bool:
         """`acquire_prefix` without a task: sent before this returns, `answered` once, maybe before it returns too. False: not possible now,
         nothing was sent."""
@@ -272,7 +280,7 @@ def _status(kind: type[Status], number: int) -> Status:
 
 def _reserve_item(item: ReserveItem) -> store_pb2.ReserveItem:
     ttl_ms = None if item.ttl is None else -(-item.ttl // milliseconds(1))
-    return store_pb2.ReserveItem(block=block_ref_to_proto(item.block), payload_bytes=item.payload_bytes, ttl_ms=ttl_ms)
+    return store_pb2.ReserveItem(block=block_ref_to_proto(item.block), payload_bytes=item.payload_bytes, ttl_ms=ttl_ms, rung=item.rung)
 
 
 def _ttl_ms(ttl: Nanos | None) -> int:

@@ -8,13 +8,14 @@ another: a batch is packed, and unpacked, in one call.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import starmap
 from typing import Any, NamedTuple
 
 from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
-from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, WriteToken
+from kvstore.ids import HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, RungCode, WriteToken
 from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant
 from kvstore.transport.frames import MAX_ITEMS, BadFrame
 from kvstore.transport.ticket import TICKET_BYTES
@@ -23,9 +24,10 @@ from kvstore.units import Nanos, milliseconds, to_milliseconds
 _COUNT = struct.Struct("<I")
 _KEY_SPACE = struct.Struct("<H")
 _REF = struct.Struct("<32s32s32sI")
-_RESERVE_ITEM = struct.Struct("<32s32s32sIQq")
-_TTL = struct.Struct("<I")
-_ACQUIRED = struct.Struct(f"<QII{TICKET_BYTES}s")
+_RESERVE_ITEM = struct.Struct("<32s32s32sIQqH")
+_ACQUIRE = struct.Struct("<IB")  # time to live, whether as sealed
+_ACQUIRED = struct.Struct(f"<QIII{TICKET_BYTES}s")  # lease, its time, blocks, those not as sealed, ticket
+_RECODED = struct.Struct("<IH")  # which block, its rung
 _GRANTS = struct.Struct("<IIB")
 _COMMIT_ITEM = struct.Struct("<QQ")
 _LEASE = struct.Struct("<Q")
@@ -46,27 +48,31 @@ class AcquireBody(NamedTuple):
     key_space: KeySpace
     ttl: Nanos | None
     blocks: tuple[BlockRef, ...]
+    as_sealed: bool = False
 
     def pack(self) -> bytes:
         ttl_ms = 0 if self.ttl is None else max(1, round(to_milliseconds(self.ttl)))
-        return b"".join((_TTL.pack(ttl_ms), _pack_key_space(self.key_space), _pack_many(_REF, self.blocks)))
+        return b"".join((_ACQUIRE.pack(ttl_ms, self.as_sealed), _pack_key_space(self.key_space), _pack_many(_REF, self.blocks)))
 
     @classmethod
     def unpack(cls, data: bytes) -> AcquireBody:
-        ttl_ms = _unpack_head(_TTL, data)[0]
-        key_space, at = _unpack_key_space(data, _TTL.size)
+        ttl_ms, as_sealed = _unpack_head(_ACQUIRE, data)
+        key_space, at = _unpack_key_space(data, _ACQUIRE.size)
         refs = tuple(map(_make_ref, _unpack_many(_REF, data, at)))
-        return cls(key_space, milliseconds(ttl_ms) if ttl_ms else None, refs)
+        return cls(key_space, milliseconds(ttl_ms) if ttl_ms else None, refs, bool(as_sealed))
 
 
 @lru_cache(64)
 def _acquired_columns(count: int) -> struct.Struct:
-    """Lengths (4 bytes: see MAX_PAYLOAD_BYTES), checksums, places in the arena, tiers (0: not there)."""
+    """Lengths (4 bytes: see MAX_PAYLOAD_BYTES), checksums, places in the arena, tiers (0: not there). Behind them _RECODED for each that is
+    not given as sealed."""
     return struct.Struct(f"<{count}I{count}Q{count}q{count}B")
 
 
-def pack_acquired(lease_id: LeaseId, ttl: Nanos, ticket: bytes, blocks: Sequence[AcquiredBlock | None]) -> bytes:
-    head = _ACQUIRED.pack(lease_id, int(to_milliseconds(ttl)), len(blocks), ticket)
+def pack_acquired(
+    lease_id: LeaseId, ttl: Nanos, ticket: bytes, blocks: Sequence[AcquiredBlock | None], recoded: Mapping[int, RungCode]
+) -> bytes:
+    head = _ACQUIRED.pack(lease_id, int(to_milliseconds(ttl)), len(blocks), len(recoded), ticket)
     lengths, checksums, offsets, tiers = [], [], [], []
     for block in blocks:
         if block is None:
@@ -76,15 +82,17 @@ def pack_acquired(lease_id: LeaseId, ttl: Nanos, ticket: bytes, blocks: Sequence
         checksums.append(checksum)
         offsets.append(_NOWHERE if extent is None else extent[2])  # its offset; by name it takes twice as long
         tiers.append(tier)
-    return head + _acquired_columns(len(blocks)).pack(*lengths, *checksums, *offsets, *tiers)
+    body = head + _acquired_columns(len(blocks)).pack(*lengths, *checksums, *offsets, *tiers)
+    return b"".join((body, *starmap(_RECODED.pack, recoded.items()))) if recoded else body
 
 
 _NOT_THERE: Any = (0, 0, 0, None)
 
 
 def unpack_acquired(data: bytes) -> Acquired:
-    lease_id, ttl_ms, count, ticket = _unpack_head(_ACQUIRED, data)
-    columns = _unpack_columns(_acquired_columns, data, _ACQUIRED.size, count)
+    lease_id, ttl_ms, count, recoded, ticket = _unpack_head(_ACQUIRED, data)
+    recoded_bytes = recoded * _RECODED.size
+    columns = _unpack_columns(_acquired_columns, data, _ACQUIRED.size, count, behind=recoded_bytes)
     copies: list[FoundCopy | None] = []
     try:
         for length, checksum, offset, tier in zip(
@@ -93,6 +101,11 @@ def unpack_acquired(data: bytes) -> Acquired:
             copies.append(FoundCopy(length, checksum, _TIERS[tier], None if offset == _NOWHERE else offset) if tier else None)
     except KeyError:
         raise BadFrame("garbage", "an unknown tier") from None
+    for number, rung in _RECODED.iter_unpack(data[len(data) - recoded_bytes :]) if recoded else ():
+        copy = copies[number] if number < count else None
+        if copy is None:
+            raise BadFrame("garbage", "the rung of a block that is not there")
+        copies[number] = copy._replace(rung=RungCode(rung))
     return Acquired(LeaseId(lease_id), milliseconds(ttl_ms), tuple(copies), ticket)
 
 
@@ -119,7 +132,7 @@ class ReserveBody(NamedTuple):
 
     def pack(self) -> bytes:
         return _pack_key_space(self.key_space) + _pack_many(
-            _RESERVE_ITEM, [(*ref, size, _UNSAID if ttl is None else ttl) for ref, size, ttl in self.items]
+            _RESERVE_ITEM, [(*ref, size, _UNSAID if ttl is None else ttl, rung) for ref, size, ttl, rung in self.items]
         )
 
     @classmethod
@@ -131,8 +144,8 @@ class ReserveBody(NamedTuple):
             key_space,
             tuple(
                 [
-                    make(ReserveItem, (_make_ref((digest, parent, stripe, index)), size, None if ttl < 0 else ttl))
-                    for digest, parent, stripe, index, size, ttl in items
+                    make(ReserveItem, (_make_ref((digest, parent, stripe, index)), size, None if ttl < 0 else ttl, rung))
+                    for digest, parent, stripe, index, size, ttl, rung in items
                 ]
             ),
         )
@@ -156,8 +169,9 @@ def pack_grants(grants: Sequence[ReserveGrant], *, ttl: Nanos, tickets: Sequence
 
 def unpack_grants(data: bytes) -> list[Grant]:
     ttl_ms, count, with_tickets = _unpack_head(_GRANTS, data)
-    tickets_at = len(data) - (count * TICKET_BYTES if with_tickets else 0)
-    columns = _unpack_columns(_grant_columns, data[: max(tickets_at, 0)], _GRANTS.size, count)
+    ticket_bytes = count * TICKET_BYTES if with_tickets else 0
+    columns = _unpack_columns(_grant_columns, data, _GRANTS.size, count, behind=ticket_bytes)
+    tickets_at = len(data) - ticket_bytes
     ttl = milliseconds(ttl_ms)
     try:
         return [
@@ -235,8 +249,9 @@ def _unpack_many(form: struct.Struct, data: bytes, at: int) -> list[tuple[Any, .
     return list(form.iter_unpack(memoryview(data)[at:]))
 
 
-def _unpack_columns(columns: Any, data: bytes, at: int, count: int) -> tuple[Any, ...]:
-    if count > MAX_ITEMS or len(data) != at + columns(count).size:
+def _unpack_columns(columns: Any, data: bytes, at: int, count: int, *, behind: int) -> tuple[Any, ...]:
+    """`behind`: bytes that are to come after the columns."""
+    if count > MAX_ITEMS or len(data) != at + columns(count).size + behind:
         raise BadFrame("bad_length", f"{count} items in {len(data) - at} bytes")
     found: tuple[Any, ...] = columns(count).unpack_from(data, at)
     return found

@@ -44,6 +44,7 @@ class StreamStub(StoreStub):
         ttl: Nanos | None,
         timeout: Nanos,
         answered: Callable[[Acquired | LarderError], None],
+        as_sealed: bool = False,
     ) -> bool:
         line = self._line
         if line is None or not line.usable:
@@ -52,7 +53,7 @@ class StreamStub(StoreStub):
         def unpack(body: bytes | LarderError) -> None:
             answered(body if isinstance(body, LarderError) else _acquired(body, blocks))
 
-        line.ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks)).pack(), timeout=timeout, answered=unpack)
+        line.ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks), as_sealed).pack(), timeout=timeout, answered=unpack)
         return True
 
     def release_now(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash] = ()) -> bool:
@@ -61,11 +62,13 @@ class StreamStub(StoreStub):
         self._line.post(FrameKind.RELEASE, ReleaseBody(lease_id, key_space, tuple(hashes)).pack())
         return True
 
-    async def acquire_prefix(self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos) -> Acquired:
+    async def acquire_prefix(
+        self, key_space: KeySpace, blocks: Sequence[BlockRef], *, ttl: Nanos | None, timeout: Nanos, as_sealed: bool = False
+    ) -> Acquired:
         try:
-            body = await self._ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks)).pack(), timeout)
+            body = await self._ask(FrameKind.ACQUIRE, AcquireBody(key_space, ttl, tuple(blocks), as_sealed).pack(), timeout)
         except DoorClosed:
-            return await super().acquire_prefix(key_space, blocks, ttl=ttl, timeout=timeout)
+            return await super().acquire_prefix(key_space, blocks, ttl=ttl, timeout=timeout, as_sealed=as_sealed)
         acquired = _acquired(body, blocks)
         if isinstance(acquired, LarderError):
             raise acquired

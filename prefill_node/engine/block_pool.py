@@ -26,6 +26,7 @@ class BlockPool:
         self._by_hash: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
         self._kept: OrderedDict[int, None] = OrderedDict()
+        self._recoded: set[int] = set()
 
     @property
     def available(self) -> int:
@@ -47,23 +48,34 @@ class BlockPool:
             block = self._free.popleft()
         else:
             block, _ = self._kept.popitem(last=False)
-            del self._by_hash[self._hash_of.pop(block)]
+            self._unlist(block)
         self._references[block] = 1
         return block
 
-    def list_sealed(self, block: int, ref: BlockRef) -> None:
-        """The held `block` now has the canonical KV of `ref`. When another block already is listed for it, that one stays listed."""
+    def _unlist(self, block: int) -> None:
+        del self._by_hash[self._hash_of.pop(block)]
+        self._recoded.discard(block)
+
+    def list_sealed(self, block: int, ref: BlockRef, *, recoded: bool = False) -> None:
+        """The held `block` now has the canonical KV of `ref`, or with `recoded` other numbers for it: it was stepped down, or computed
+        behind such a block. When another block already is listed for it, that one stays listed."""
         assert self._references[block] > 0
         if ref.hash not in self._by_hash and block not in self._hash_of:
             self._by_hash[ref.hash] = block
             self._hash_of[block] = ref.hash
+            if recoded:
+                self._recoded.add(block)
 
-    def match(self, chain: Iterable[BlockRef]) -> list[int]:
-        """One more reference on each block of the longest leading run of `chain` that is in the pool."""
+    def is_recoded(self, block: int) -> bool:
+        return block in self._recoded
+
+    def match(self, chain: Iterable[BlockRef], *, as_sealed: bool = False) -> list[int]:
+        """One more reference on each block of the longest leading run of `chain` that is in the pool; with `as_sealed`, that is there with
+        its canonical numbers."""
         found = []
         for ref in chain:
             block = self._by_hash.get(ref.hash)
-            if block is None:
+            if block is None or (as_sealed and block in self._recoded):
                 break
             if self._references[block] == 0:
                 del self._kept[block]
@@ -90,7 +102,7 @@ class BlockPool:
         """Unlist every kept block. Returns how many."""
         count = len(self._kept)
         for block in self._kept:
-            del self._by_hash[self._hash_of.pop(block)]
+            self._unlist(block)
             self._free.append(block)
         self._kept.clear()
         return count

@@ -95,11 +95,13 @@ class Engine:
 
     # Prefixes: blocks that a caller found or fetched before it submits.
 
-    def pin_local(self, chain: Items[BlockRef]) -> PinnedPrefix:
-        """The longest leading run of `chain` that is sealed in the pool; cannot be reused until submitted or released."""
+    def pin_local(self, chain: Items[BlockRef], *, as_sealed: bool = False) -> PinnedPrefix:
+        """The longest leading run of `chain` that is sealed in the pool; cannot be reused until submitted or released. `as_sealed`: it ends
+        before the first re-coded block."""
         with self._lock:
-            block_ids = self._pool.match(chain)
-        return PinnedPrefix(block_ids=block_ids, refs=list(chain[: len(block_ids)]))
+            block_ids = self._pool.match(chain, as_sealed=as_sealed)
+            recoded = any(map(self._pool.is_recoded, block_ids))
+        return PinnedPrefix(block_ids=block_ids, refs=list(chain[: len(block_ids)]), recoded=recoded)
 
     def allocate(self, pinned: PinnedPrefix, count: int) -> list[int] | None:
         """`count` pool blocks for the caller to fill through `block_array`, referenced by `pinned`; None when there is no room."""
@@ -113,16 +115,18 @@ class Engine:
         """[layers, 2, kv_heads, block_tokens, head_dim], bf16 as uint16 bits; to be used only while the block is referenced."""
         return self._tensor.block(block_id)
 
-    def adopt(self, pinned: PinnedPrefix, refs: Items[BlockRef], block_ids: Items[int]) -> None:
-        """Reserved blocks now hold the canonical KV of `refs`, which continue the pinned ones: they are listed for local hits."""
+    def adopt(self, pinned: PinnedPrefix, refs: Items[BlockRef], block_ids: Items[int], *, canonical: int | None = None) -> None:
+        """Reserved blocks now hold the KV of `refs`, which continue the pinned ones: they are listed for local hits. The first `canonical`
+        of them (None: all) as sealed, those behind re-coded."""
         start = len(pinned.refs)
         assert [ref.index for ref in refs] == list(range(start, start + len(refs))), "adopted blocks must continue the prefix"
         for block_id in block_ids:
             self._tensor.write_back(block_id)
         with self._lock:
-            for ref, block_id in zip(refs, block_ids, strict=True):
+            for number, (ref, block_id) in enumerate(zip(refs, block_ids, strict=True)):
                 pinned.reserved.remove(block_id)
-                self._pool.list_sealed(block_id, ref)
+                pinned.recoded |= canonical is not None and number >= canonical
+                self._pool.list_sealed(block_id, ref, recoded=pinned.recoded)
         pinned.block_ids.extend(block_ids)
         pinned.refs.extend(refs)
 
@@ -332,10 +336,11 @@ class Engine:
         ref, block_id = sequence.chain[index], sequence.blocks[index]
         if self._sealer is not None:
             block = self._tensor.block(block_id)
-            self._sealer.seal(ref, block, index * self._block_tokens, sequence.request.request_id)
+            request_id = sequence.request.request_id
+            self._sealer.seal(ref, block, index * self._block_tokens, request_id, behind_recoded=sequence.recoded)
             self._tensor.write_back(block_id)
         with self._lock:
-            self._pool.list_sealed(block_id, ref)
+            self._pool.list_sealed(block_id, ref, recoded=sequence.recoded)
         sequence.sealed = index + 1
         self._send(sequence, SealedOut(ref))
 

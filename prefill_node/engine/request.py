@@ -75,6 +75,9 @@ class PinnedPrefix:
     """One for each of block_ids."""
     reserved: list[int] = field(default_factory=list)
     """Allocated for the loader and not adopted yet."""
+    recoded: bool = False
+    """Some of its blocks have other numbers than those that a sequence attends to which computed them: they were stepped down in the
+    store, or computed behind such blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +103,8 @@ class EngineRequest:
     computing them at once."""
     fetchable: int = 0
     """With `refetch`: leading blocks that could be fetched as soon as there is room."""
+    as_sealed: bool = False
+    """Its tokens so far were computed from canonical numbers: no re-coded block of the pool is taken for it."""
 
 
 class FinishReason(StrEnum):
@@ -162,7 +167,7 @@ EventSink = Callable[[EngineEvent], None]
 
 
 class Sealer(Protocol):
-    def seal(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str) -> None:
+    def seal(self, ref: BlockRef, block: np.ndarray, start_position: int, request_id: str, *, behind_recoded: bool) -> None:
         """Make `block` ([layers, 2, kv_heads, block_tokens, head_dim], bf16 as uint16) canonical in place and hand its payload on.
 
         Called in the engine thread in the step that fills the block: must not block. What it raises fails the request.

@@ -148,7 +148,9 @@ class Scheduler:
                 break
             if not sequence.blocks:
                 available = self._pool.available
-                sequence.cover(self._pool.match(sequence.chain[: sequence.usable_blocks]))
+                found = self._pool.match(sequence.chain[: sequence.usable_blocks], as_sealed=sequence.wants_as_sealed)
+                sequence.recoded |= any(map(self._pool.is_recoded, found))
+                sequence.cover(found)
                 room -= available - self._pool.available
             wanted = self._wanted(sequence)
             if wanted > room and (self._running or self._fetching):

@@ -12,7 +12,7 @@ import pytest
 from kvstore.client import Acknowledge, BlockPut, PutOutcome, PutReport
 from kvstore.codec import BlockCodec, Rung, read_header
 from kvstore.core.layout import Layout
-from kvstore.ids import BlockHash, BlockRef, KeySpace, Namespace, StripeId
+from kvstore.ids import BEHIND_RECODED, BlockHash, BlockRef, KeySpace, Namespace, RungCode, StripeId
 from kvstore.units import seconds
 from prefill_node import metrics
 from prefill_node.publish import PublishConfig, Publisher
@@ -27,10 +27,12 @@ REF = BlockRef(BlockHash(b"h" * 32), BlockHash(b"p" * 32), StripeId(b"s" * 32), 
 class Shelf:
     def __init__(self) -> None:
         self.payloads: list[bytes | memoryview] = []
+        self.rungs: list[RungCode] = []
 
     async def put(self, key_space: KeySpace, blocks: Sequence[BlockPut], *, acknowledge: Acknowledge = Acknowledge.QUORUM) -> PutReport:
         assert key_space == KEY_SPACE
         self.payloads += [block.payload for block in blocks]
+        self.rungs += [block.rung for block in blocks]
         return PutReport(tuple(PutOutcome.STORED for _ in blocks))
 
 
@@ -60,8 +62,9 @@ def test_a_sealed_block_holds_what_its_payload_gives_back(seed: int) -> None:
             publication = publisher.watch(KEY_SPACE, [REF])
             array = block(seed)
             raw = array.copy()
-            await asyncio.to_thread(sealer.seal, REF, array, 8, "r")
+            await asyncio.to_thread(sealer.seal, REF, array, 8, "r", behind_recoded=True)
             assert await publisher.flush(timeout=seconds(5))
+            assert shelf.rungs == [BEHIND_RECODED], "a store must be able to tell its numbers from those of an undisturbed sequence"
             assert not np.array_equal(array, raw)
             decoded = np.empty_like(array)
             codec().decode_into(shelf.payloads[0], decoded, start_position=8)
@@ -83,7 +86,7 @@ def test_a_block_that_cannot_be_encoded_is_counted_and_stays_unpublished(seed: i
             array = block(seed)
             array[1, 1, 1, 7, 15] = poison
             raw = array.copy()
-            sealer.seal(REF, array, 8, "r")
+            sealer.seal(REF, array, 8, "r", behind_recoded=False)
             assert await publisher.flush(timeout=seconds(5))
             np.testing.assert_array_equal(array, raw)
             assert counted.get() == before + 1
@@ -99,7 +102,7 @@ def test_a_block_sealed_after_its_request_is_canonical_and_unpublished(seed: int
             sealer.open("r", KEY_SPACE)
             sealer.close("r")
             array, raw = block(seed), block(seed)
-            sealer.seal(REF, array, 8, "r")
+            sealer.seal(REF, array, 8, "r", behind_recoded=False)
             assert await publisher.flush(timeout=seconds(5))
             assert not np.array_equal(array, raw)
             assert shelf.payloads == []

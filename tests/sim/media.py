@@ -12,10 +12,13 @@ from kvstore.core.events import (
     CopyOutcome,
     Event,
     ExtentCopied,
+    ExtentRecoded,
     ExtentsVerified,
     Instruction,
     ReadFinished,
     ReadOutcome,
+    RecodeExtent,
+    RecodeOutcome,
     RecoveredRecord,
     RegionsRecovered,
     RegionWritten,
@@ -41,6 +44,12 @@ class Media:
         self._region_bytes = region_bytes
         self._rng = rng
         self._sums: dict[tuple, int] = {}
+        self._made: dict[int, bytes] = {}
+        """What a step-down has made, by its operation."""
+        self.stepped_from: dict[int, int] = {}
+        """Checksum of everything that was stepped down -> of what was put."""
+        self.bad: set[int] = set()
+        """Checksums of copies that were found bad, or whose medium failed."""
         self._rotten: set[tuple[Tier, int, int]] = set()
         """Pages hit by a bit flip since they were written."""
 
@@ -96,6 +105,9 @@ class Media:
         self._rotten.add((tier, region, at // ALIGNMENT))
         return f"{tier.name} {region} {at}"
 
+    def lost(self, checksum: int) -> bool:
+        return checksum in self.bad
+
     def is_rotten(self, extent: Extent) -> bool:
         if not self._rotten:
             return False
@@ -120,9 +132,13 @@ class Media:
                     outcomes.append(VerifyOutcome.OK if good else VerifyOutcome.CORRUPT)
                     if fails and extent.tier is Tier.SSD:
                         outcomes[-1] = VerifyOutcome.IO_ERROR
+                    if outcomes[-1] is not VerifyOutcome.OK:
+                        self.bad.add(checksum)
                 return ExtentsVerified(operation=instruction.operation, outcomes=tuple(outcomes))
             case CopyExtent():
                 return self._copy(instruction, fails)
+            case RecodeExtent():
+                return self._recode(instruction, fails)
             case WriteRegion():
                 self.put_down(instruction, torn=fails)
                 return RegionWritten(operation=instruction.operation, ok=not fails)
@@ -130,9 +146,37 @@ class Media:
                 return ReadFinished(operation=instruction.operation, outcomes=self._read(instruction, fails))
         raise AssertionError(instruction)
 
+    def _recode(self, instruction: RecodeExtent, fails: bool) -> ExtentRecoded:
+        """A function of what is stepped down, as a codec's; some payloads cannot be."""
+        operation, source = instruction.operation, instruction.source
+        payload = self.bytes_at(source)
+        if checksum_of(payload) != instruction.checksum:
+            assert self.is_rotten(source), "what is stepped down holds foreign bytes"
+            self.bad.add(instruction.checksum)
+            return ExtentRecoded(operation=operation, outcome=RecodeOutcome.SOURCE_CORRUPT)
+        if fails and source.tier is Tier.SSD:
+            self.bad.add(instruction.checksum)
+            return ExtentRecoded(operation=operation, outcome=RecodeOutcome.SOURCE_FAILED)
+        if fails or len(payload) < 2 or payload[0] % 8 == 0:
+            return ExtentRecoded(operation=operation, outcome=RecodeOutcome.REFUSED, reason="no_step_down")
+        made = bytes(byte ^ instruction.rung for byte in payload[: (len(payload) + 1) // 2])
+        self._made[operation] = made
+        self.stepped_from[checksum_of(made)] = self.stepped_from.get(instruction.checksum, instruction.checksum)
+        return ExtentRecoded(operation=operation, outcome=RecodeOutcome.OK, length=len(made), checksum=checksum_of(made))
+
+    def drop(self, operation: int) -> None:
+        del self._made[operation]
+
+    def forget_made(self) -> None:
+        """The process is gone."""
+        self._made.clear()
+
     def _copy(self, instruction: CopyExtent, fails: bool) -> ExtentCopied:
         outcome = CopyOutcome.OK
-        if checksum_of(self.bytes_at(instruction.source)) != instruction.checksum:
+        if instruction.recoded is not None:
+            assert checksum_of(self._made[instruction.recoded]) == instruction.checksum
+            outcome = CopyOutcome.TARGET_FAILED if fails else CopyOutcome.OK
+        elif checksum_of(self.bytes_at(instruction.source)) != instruction.checksum:
             assert self.is_rotten(instruction.source), "a copy's source holds foreign bytes"
             outcome = CopyOutcome.SOURCE_CORRUPT
         elif fails:
@@ -140,6 +184,10 @@ class Media:
             outcome = CopyOutcome.SOURCE_FAILED if reads_disk else CopyOutcome.TARGET_FAILED
         if outcome in (CopyOutcome.OK, CopyOutcome.TARGET_FAILED):
             self.put_down(instruction, torn=outcome is CopyOutcome.TARGET_FAILED)
+        else:
+            self.bad.add(instruction.checksum)
+        if instruction.recoded is not None:
+            self.drop(instruction.recoded)
         return ExtentCopied(operation=instruction.operation, outcome=outcome)
 
     def _read(self, instruction: AnswerRead, fails: bool) -> tuple[ReadOutcome, ...]:
@@ -149,8 +197,10 @@ class Media:
                 outcomes.append(ReadOutcome.UNREAD)
             elif checksum_of(self.bytes_at(item.extent)) != item.checksum:
                 assert self.is_rotten(item.extent), "a read got foreign bytes"
+                self.bad.add(item.checksum)
                 outcomes.append(ReadOutcome.CORRUPT)
             elif fails and item.extent.tier is Tier.SSD:
+                self.bad.add(item.checksum)
                 outcomes.append(ReadOutcome.IO_ERROR)
             else:
                 outcomes.append(ReadOutcome.OK)
@@ -164,7 +214,7 @@ class Media:
             self.write(Tier.SSD, instruction.region, instruction.offset, instruction.data[:keep])
             return
         target = instruction.target
-        payload = self.bytes_at(instruction.source)
+        payload = self.bytes_at(instruction.source) if instruction.recoded is None else self._made[instruction.recoded]
         header_too = not torn or rng.random() < 0.5
         keep = len(payload) if not torn or rng.random() < 0.3 else rng.randrange(len(payload) + 1)
         if header_too and instruction.header:

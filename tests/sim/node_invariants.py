@@ -13,7 +13,7 @@ from kvstore.core.events import Note
 from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.core.index import Entry
 from kvstore.core.store_state import StoreState
-from kvstore.ids import BlockHash, KeySpace
+from kvstore.ids import AS_SEALED, BlockHash, KeySpace
 
 _SERVING = (CopyState.READABLE, CopyState.RECLAIMING)
 
@@ -35,6 +35,9 @@ def all_copies(state: StoreState) -> list[Copy]:
                 found[hold[1]] = None
     for copy in state._scrubs._waiting:
         found[copy] = None
+    for recoding in () if state._tiering is None else state._tiering._recoder._recodings.values():
+        entries[recoding.entry] = None
+        found[recoding.source] = None
     for tiering in (state._tiering, state._gpu_tiering):
         for move in () if tiering is None else tiering._moves.values():
             entries[move.entry] = None
@@ -67,7 +70,7 @@ def check_accounting(state: StoreState) -> None:
         assert stock.quota.used(key_space.namespace) >= 0
     for tier, shares in stock._shares.items():
         assert sum(shares._used.values()) == held[tier], "shares of the namespaces"
-    assert stock.pins.hard_bytes == sum(entry.length for entry, _ in stock.pins if stock.pins.is_hard(entry))
+    assert stock.pins.hard_bytes == sum(stock.pins._hard.values())
     assert all(entry.listed for entry, _ in stock.pins)
     twins = sum(entry.length for entry in stock.index if entry.readable_host and entry.readable_ssd)
     assert stock.twin_bytes == twins, "room that is free for the taking"
@@ -97,21 +100,27 @@ def check_listing(state: StoreState, media: Media, written: Written) -> None:
         assert entry.readable, "listed without a readable copy"
         for copy in entry.copies:
             if copy.state is readable:
-                assert media.holds(copy, entry.checksum), f"listed {copy.tier.name} copy holds other bytes"
-        assert entry.checksum in written[entry.key_space, entry.hash], "listed under another key"
+                assert media.holds(copy, copy.checksum), f"listed {copy.tier.name} copy holds other bytes"
+                assert _was_put(media, copy, written[entry.key_space, entry.hash]), "listed under another key"
         parent = index.get(entry.key_space, entry.parent)
         if parent is not None:
             assert parent.children > 0
 
 
+def _was_put(media: Media, copy: Copy, written: Set[int]) -> bool:
+    """Its bytes are what somebody wrote, or what was made of that by a step-down, and it says which."""
+    origin = media.stepped_from.get(copy.checksum)
+    return copy.checksum in written if copy.rung == AS_SEALED else origin is not None and origin in written
+
+
 def check_leased(entry: Entry | None, media: Media, checksum: int) -> None:
-    """A leased block stays readable with the bytes it was leased with. `entry`: what the node says the lease covers."""
+    """A leased block stays readable with the bytes it was leased with, unless they rot. `entry`: what the node says the lease covers."""
     assert entry is not None, "a lease lost a block before its end"
-    assert entry.checksum == checksum
     assert entry.leases > 0
-    for copy in entry.copies:
-        if copy.state in _SERVING:
-            assert media.holds(copy, checksum), "a leased copy was overwritten"
+    serving = [copy for copy in entry.copies if copy.state in _SERVING]
+    assert not serving or any(copy.checksum == checksum for copy in serving) or media.lost(checksum), "a lease lost its bytes"
+    for copy in serving:
+        assert media.holds(copy, copy.checksum), "a leased copy was overwritten"
 
 
 def check_suffixes_first(state: StoreState, evicted_for_room: Iterable[Note]) -> None:

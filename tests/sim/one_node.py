@@ -33,6 +33,7 @@ from kvstore.core.events import (
     CopyReason,
     DeleteRequested,
     DiscardReservation,
+    DropRecoded,
     Event,
     EvictRequested,
     Instruction,
@@ -47,6 +48,7 @@ from kvstore.core.events import (
     ReadOutcome,
     ReadRequested,
     ReadStatus,
+    RecodeExtent,
     ReleaseRequested,
     RenewRequested,
     ReservationsAbandoned,
@@ -62,9 +64,10 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.lease import LeaseConfig
+from kvstore.core.step_down import EVERYBODY, StepDownRule
 from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
-from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
+from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, RungCode, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 REGION_BYTES = 16 * ALIGNMENT
@@ -102,6 +105,7 @@ class SimulatedNode:
                 demote_above=self.rng.choice((0.0, 0.3, 0.7)),
                 max_moves=self.rng.choice((1, 3, 8)),
                 retry_after=milliseconds(500),
+                step_down={EVERYBODY: self._step_down_rules()} if self.rng.random() < 0.5 else {},
             )
         self.config = StoreConfig(
             host_capacity=Bytes(self.rng.choice((12, 24, 60)) * ALIGNMENT if host else 0),
@@ -166,6 +170,12 @@ class SimulatedNode:
                 self.first_ends[record.key_space, record.block.hash] = end
             self.hand_in(found)
 
+    def _step_down_rules(self) -> tuple[StepDownRule, ...]:
+        """Two rungs, one coarser than the other."""
+        after = self.rng.choice((Nanos(0), milliseconds(300), seconds(2)))
+        finer = StepDownRule(rung=RungCode(7), keep_last=self.rng.choice((0, 1, 3)))
+        return (finer, StepDownRule(rung=RungCode(4), after=after, keep_last=self.rng.choice((0, 2))))
+
     def crash(self) -> None:
         """kill -9, or power gone: of what was being written any part may be down."""
         stock = self.state._stock
@@ -179,6 +189,7 @@ class SimulatedNode:
             if isinstance(instruction, CopyExtent | WriteRegion) and self.rng.random() < 0.6:
                 self.media.put_down(instruction, torn=True)
         self.log.append("CRASH")
+        self.media.forget_made()
         self._boot()
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
         # A record whose erasure was under way may or may not be found.
@@ -216,7 +227,9 @@ class SimulatedNode:
 
     def _take(self, instruction: Instruction) -> None:
         match instruction:
-            case CopyExtent() | VerifyExtents() | WriteRegion():
+            case DropRecoded():
+                self.media.drop(instruction.recoded)
+            case CopyExtent() | RecodeExtent() | VerifyExtents() | WriteRegion():
                 self.pending.append(instruction)
                 if isinstance(instruction, CopyExtent) and instruction.reason is CopyReason.PLACE:
                     self._begin_life(instruction)
@@ -320,7 +333,8 @@ class SimulatedNode:
         key_space, hashes = self.read_of.pop(instruction.operation)
         for block, item, outcome in zip(hashes, instruction.items, finished.outcomes, strict=True):
             if outcome is ReadOutcome.OK:
-                assert item.checksum in self.written[key_space, block], "a read got another key's bytes"
+                put = self.media.stepped_from.get(item.checksum, item.checksum)
+                assert put in self.written[key_space, block], "a read got another key's bytes"
 
     # --- the world ----------------------------------------------------------------------------------------------------------------------
 

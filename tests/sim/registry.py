@@ -15,7 +15,7 @@ from kvstore.core.view import Member, MemberState, View
 from kvstore.ids import Epoch, NodeId
 from kvstore.registry.config import RegistryConfig
 from kvstore.registry.redis_link import RegistryAway
-from kvstore.registry.standing import Renewal
+from kvstore.registry.standing import NotRenewed, Renewed
 from kvstore.units import Nanos, milliseconds, seconds
 
 NAME = "registry"
@@ -57,18 +57,19 @@ class SimulatedRegistry:
         self._write(member)
         return member.takeover
 
-    def renew(self, member: Member) -> Renewal:
+    def renew(self, member: Member) -> Renewed | NotRenewed:
         held = self._members.get(member.node_id)
         if held is None:
-            return Renewal.ABSENT if self._members else Renewal.EMPTIED
+            return NotRenewed.ABSENT if self._members else NotRenewed.EMPTIED
         if held.boot_id != member.boot_id:
-            return Renewal.SUPERSEDED
+            return NotRenewed.SUPERSEDED
         if held.state in _GONE:
-            return Renewal.REMOVED
+            return NotRenewed.REMOVED
         self._leases[member.node_id] = Nanos(self._timeline.now + CONFIG.lease_ttl)
         if held.state is MemberState.SUSPECT:
-            self._write(dataclasses.replace(held, state=MemberState.ACTIVE))
-        return Renewal.RENEWED
+            held = dataclasses.replace(held, state=MemberState.ACTIVE)
+            self._write(held)
+        return Renewed(state=held.state, takeover=round(held.takeover * 1000) / 1000)
 
     def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:
         held = self._members.get(member.node_id)
@@ -151,7 +152,7 @@ class RegistryWire:
     async def join(self, member: Member, *, comes_back: bool) -> float | None:
         return await self._ask(lambda: self._registry.join(member, comes_back=comes_back))
 
-    async def renew(self, member: Member) -> Renewal:
+    async def renew(self, member: Member) -> Renewed | NotRenewed:
         return await self._ask(lambda: self._registry.renew(member))
 
     async def change(self, member: Member, *, before: MemberState, after: MemberState) -> bool:

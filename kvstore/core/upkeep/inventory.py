@@ -27,7 +27,7 @@ class Inventory:
             if kind is NoteKind.STORED:
                 self.catalog.add(key_space, block.stripe, block.hash, payload_bytes)
             elif kind in _MAY_UNLIST and not self._state.holds(key_space, block.hash):
-                self.catalog.remove(block.stripe, block.hash, payload_bytes)
+                self.catalog.remove(block.stripe, block.hash)
 
     async def fill(self, blocks: AsyncIterable[tuple[KeySpace, OwnedBlock]]) -> None:
         """With a walk through what a restart found. Before the node serves."""

@@ -69,7 +69,7 @@ class Sender:
         if not found:
             return Sent()
         peer = self._surroundings.peer(member)
-        items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl) for owned in found]
+        items = [ReserveItem(owned.block, owned.payload_bytes, owned.ttl, owned.rung) for owned in found]
         grants = await peer.reserve(shipment.key_space, items, spare_room_only=shipment.spare_room_only, timeout=CALL_TIMEOUT)
         granted = [(owned, grant) for owned, grant in zip(found, grants, strict=True) if grant.status is ReserveStatus.GRANTED]
         sent = Sent(refused_blocks=sum(grant.status not in _HERE for grant in grants) - len(granted))

@@ -290,14 +290,18 @@ class LocateRequest(_message.Message):
     def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[_store_pb2.BlockRef, _Mapping]]] = ...) -> None: ...
 
 class BlockLocation(_message.Message):
-    __slots__ = ("tiers", "payload_bytes", "leases")
+    __slots__ = ("tiers", "payload_bytes", "leases", "rungs", "copy_bytes")
     TIERS_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    RUNGS_FIELD_NUMBER: _ClassVar[int]
+    COPY_BYTES_FIELD_NUMBER: _ClassVar[int]
     tiers: _containers.RepeatedScalarFieldContainer[_store_pb2.Tier]
     payload_bytes: int
     leases: int
-    def __init__(self, tiers: _Optional[_Iterable[_Union[_store_pb2.Tier, str]]] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ...) -> None: ...
+    rungs: _containers.RepeatedScalarFieldContainer[int]
+    copy_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, tiers: _Optional[_Iterable[_Union[_store_pb2.Tier, str]]] = ..., payload_bytes: _Optional[int] = ..., leases: _Optional[int] = ..., rungs: _Optional[_Iterable[int]] = ..., copy_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LocateResponse(_message.Message):
     __slots__ = ("blocks",)

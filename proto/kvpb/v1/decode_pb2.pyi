@@ -74,7 +74,7 @@ class PrepareResponse(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("request_id", "namespace", "prompt_token_ids", "generated_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "priority", "top_logprobs")
+    __slots__ = ("request_id", "namespace", "prompt_token_ids", "generated_token_ids", "sampling", "max_tokens", "stop_token_ids", "ignore_eos", "priority", "top_logprobs", "recoded")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class GenerateRequest(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    RECODED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     namespace: str
     prompt_token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -95,21 +96,24 @@ class GenerateRequest(_message.Message):
     ignore_eos: bool
     priority: int
     top_logprobs: int
-    def __init__(self, request_id: _Optional[str] = ..., namespace: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., top_logprobs: _Optional[int] = ...) -> None: ...
+    recoded: bool
+    def __init__(self, request_id: _Optional[str] = ..., namespace: _Optional[str] = ..., prompt_token_ids: _Optional[_Iterable[int]] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., max_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., priority: _Optional[int] = ..., top_logprobs: _Optional[int] = ..., recoded: _Optional[bool] = ...) -> None: ...
 
 class PrefixLoaded(_message.Message):
-    __slots__ = ("prompt_blocks", "local_blocks", "store_blocks", "recomputed_tokens", "load_ms")
+    __slots__ = ("prompt_blocks", "local_blocks", "store_blocks", "recomputed_tokens", "load_ms", "recoded")
     PROMPT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STORE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RECOMPUTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOAD_MS_FIELD_NUMBER: _ClassVar[int]
+    RECODED_FIELD_NUMBER: _ClassVar[int]
     prompt_blocks: int
     local_blocks: int
     store_blocks: int
     recomputed_tokens: int
     load_ms: float
-    def __init__(self, prompt_blocks: _Optional[int] = ..., local_blocks: _Optional[int] = ..., store_blocks: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., load_ms: _Optional[float] = ...) -> None: ...
+    recoded: bool
+    def __init__(self, prompt_blocks: _Optional[int] = ..., local_blocks: _Optional[int] = ..., store_blocks: _Optional[int] = ..., recomputed_tokens: _Optional[int] = ..., load_ms: _Optional[float] = ..., recoded: _Optional[bool] = ...) -> None: ...
 
 class Token(_message.Message):
     __slots__ = ("token_id", "position", "logprobs")

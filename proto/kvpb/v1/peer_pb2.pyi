@@ -82,16 +82,18 @@ class ListOwnedRequest(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class OwnedBlock(_message.Message):
-    __slots__ = ("block", "payload_bytes", "checksum_xxh3", "ttl_ms")
+    __slots__ = ("block", "payload_bytes", "checksum_xxh3", "ttl_ms", "rung")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_XXH3_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
     block: _store_pb2.BlockRef
     payload_bytes: int
     checksum_xxh3: int
     ttl_ms: int
-    def __init__(self, block: _Optional[_Union[_store_pb2.BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    rung: int
+    def __init__(self, block: _Optional[_Union[_store_pb2.BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., rung: _Optional[int] = ...) -> None: ...
 
 class OwnedBlocks(_message.Message):
     __slots__ = ("key_space", "blocks")

@@ -110,14 +110,16 @@ class HelloResponse(_message.Message):
     def __init__(self, node_id: _Optional[str] = ..., boot_id: _Optional[bytes] = ..., epoch: _Optional[int] = ..., state: _Optional[str] = ..., data_port: _Optional[int] = ..., local_door: _Optional[str] = ..., machine: _Optional[str] = ..., ucx: _Optional[bool] = ...) -> None: ...
 
 class ReserveItem(_message.Message):
-    __slots__ = ("block", "payload_bytes", "ttl_ms")
+    __slots__ = ("block", "payload_bytes", "ttl_ms", "rung")
     BLOCK_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
     block: BlockRef
     payload_bytes: int
     ttl_ms: int
-    def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., ttl_ms: _Optional[int] = ...) -> None: ...
+    rung: int
+    def __init__(self, block: _Optional[_Union[BlockRef, _Mapping]] = ..., payload_bytes: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., rung: _Optional[int] = ...) -> None: ...
 
 class ReserveRequest(_message.Message):
     __slots__ = ("key_space", "items", "spare_room_only")
@@ -200,28 +202,32 @@ class ProbePrefixResponse(_message.Message):
     def __init__(self, present: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class AcquiredBlock(_message.Message):
-    __slots__ = ("found", "payload_bytes", "checksum_xxh3", "tier", "arena_offset")
+    __slots__ = ("found", "payload_bytes", "checksum_xxh3", "tier", "arena_offset", "rung")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_XXH3_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     ARENA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    RUNG_FIELD_NUMBER: _ClassVar[int]
     found: bool
     payload_bytes: int
     checksum_xxh3: int
     tier: Tier
     arena_offset: int
-    def __init__(self, found: _Optional[bool] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., arena_offset: _Optional[int] = ...) -> None: ...
+    rung: int
+    def __init__(self, found: _Optional[bool] = ..., payload_bytes: _Optional[int] = ..., checksum_xxh3: _Optional[int] = ..., tier: _Optional[_Union[Tier, str]] = ..., arena_offset: _Optional[int] = ..., rung: _Optional[int] = ...) -> None: ...
 
 class AcquirePrefixRequest(_message.Message):
-    __slots__ = ("key_space", "blocks", "lease_ttl_ms")
+    __slots__ = ("key_space", "blocks", "lease_ttl_ms", "as_sealed")
     KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
     LEASE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    AS_SEALED_FIELD_NUMBER: _ClassVar[int]
     key_space: KeySpace
     blocks: _containers.RepeatedCompositeFieldContainer[BlockRef]
     lease_ttl_ms: int
-    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., lease_ttl_ms: _Optional[int] = ...) -> None: ...
+    as_sealed: bool
+    def __init__(self, key_space: _Optional[_Union[KeySpace, _Mapping]] = ..., blocks: _Optional[_Iterable[_Union[BlockRef, _Mapping]]] = ..., lease_ttl_ms: _Optional[int] = ..., as_sealed: _Optional[bool] = ...) -> None: ...
 
 class AcquirePrefixResponse(_message.Message):
     __slots__ = ("lease_id", "lease_ttl_ms", "blocks", "ticket")

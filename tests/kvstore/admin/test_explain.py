@@ -20,7 +20,7 @@ OTHER_NAMESPACE = KeySpace(Namespace("cellar"), LayoutFingerprint(bytes(32)))
 HASHES = [BlockHash(hashlib.sha256(bytes([number])).digest()) for number in range(5)]
 CHAIN = tuple(BlockRef(HASHES[index + 1], HASHES[index], StripeId(HASHES[1]), index) for index in range(4))
 PROMPT = Prompt(tokens=130, block_tokens=32, key_space=OURS, chain=CHAIN)
-HELD, ABSENT = BlockReport(("host",), 100, 0), BlockReport((), 0, 0)
+HELD, ABSENT = BlockReport(("host",), 100, 0, ("as sealed",), (100,)), BlockReport((), 0, 0, (), ())
 
 
 def member(name: str, state: MemberState = MemberState.ACTIVE) -> Member:

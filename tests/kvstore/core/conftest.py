@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import pytest
@@ -23,6 +24,7 @@ from kvstore.core.events import (
     CopyOutcome,
     Event,
     ExtentCopied,
+    ExtentRecoded,
     ExtentsVerified,
     Instruction,
     ListCursor,
@@ -31,6 +33,8 @@ from kvstore.core.events import (
     OwnedBlock,
     ProbeRequested,
     ReadRequested,
+    RecodeExtent,
+    RecodeOutcome,
     RecoveredRegion,
     RegionsRecovered,
     RegionWritten,
@@ -45,6 +49,7 @@ from kvstore.core.events import (
 )
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
+from kvstore.core.step_down import StepDownRules
 from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockRef, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, RequestId, WriteToken
@@ -80,7 +85,7 @@ class Driver:
 
     def send(self, event: Event) -> list[Instruction]:
         self.said = self.state.handle(event, self.now)
-        self.held += [i for i in self.said if isinstance(i, VerifyExtents | CopyExtent | WriteRegion)]
+        self.held += [i for i in self.said if isinstance(i, VerifyExtents | CopyExtent | RecodeExtent | WriteRegion)]
         return self.said
 
     def ask(self, event: Event, answer: type[Answer]) -> Answer:
@@ -152,6 +157,15 @@ class Driver:
         self.held.remove(instruction)
         return self.send(ExtentCopied(operation=instruction.operation, outcome=outcome))
 
+    def recoded(self, *, length: int = PAGE // 2, checksum: int = 7, reason: str = "") -> list[Instruction]:
+        """Answers the oldest step-down that is held; refuses it when a reason is given."""
+        instruction = next(i for i in self.held if isinstance(i, RecodeExtent))
+        self.held.remove(instruction)
+        if reason:
+            return self.send(ExtentRecoded(operation=instruction.operation, outcome=RecodeOutcome.REFUSED, reason=reason))
+        made = ExtentRecoded(operation=instruction.operation, outcome=RecodeOutcome.OK, length=length, checksum=checksum)
+        return self.send(made)
+
     def written(self, *, ok: bool = True) -> list[Instruction]:
         """Answers the oldest region write that is held."""
         instruction = next(i for i in self.held if isinstance(i, WriteRegion))
@@ -166,11 +180,14 @@ class Driver:
                     self.verified()
                 case CopyExtent():
                     self.copied()
+                case RecodeExtent():
+                    self.recoded()
                 case _:
                     self.written()
 
-    def acquire(self, *blocks: BlockRef, ttl: Nanos | None = None, space: KeySpace = SPACE) -> AnswerAcquire:
-        return self.ask(AcquireRequested(request_id=self.request(), key_space=space, blocks=blocks, ttl=ttl), AnswerAcquire)
+    def acquire(self, *blocks: BlockRef, ttl: Nanos | None = None, space: KeySpace = SPACE, as_sealed: bool = False) -> AnswerAcquire:
+        request = AcquireRequested(request_id=self.request(), key_space=space, blocks=blocks, ttl=ttl, as_sealed=as_sealed)
+        return self.ask(request, AnswerAcquire)
 
     def read(self, lease: LeaseId, *blocks: BlockRef, space: KeySpace = SPACE) -> AnswerRead:
         hashes = tuple(block.hash for block in blocks)
@@ -247,6 +264,7 @@ def ssd_node() -> Callable[..., Driver]:
         write_policy: WritePolicy = WritePolicy.WRITE_BACK,
         patience: Nanos = Nanos(0),
         boot: int = 1,
+        step_down: StepDownRules = MappingProxyType({}),
         **config: Any,
     ) -> Driver:
         ssd = SsdConfig(
@@ -255,6 +273,7 @@ def ssd_node() -> Callable[..., Driver]:
             demote_above=demote_above,
             write_policy=write_policy,
             patience=patience,
+            step_down=step_down,
         )
         return Driver(StoreConfig(host_capacity=Bytes(pages * PAGE), ssd=ssd, **config), boot=boot)
 

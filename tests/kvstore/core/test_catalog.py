@@ -26,13 +26,13 @@ def test_two_catalogs_have_the_same_digests_exactly_when_they_hold_the_same_bloc
     assert digests[0] == digests[1]
     assert (one.blocks, one.bytes) == (800, 8000)
     stripe, block = blocks[17]
-    two.remove(stripe, block, 10)
-    two.remove(stripe, block, 10)
+    two.remove(stripe, block)
+    two.remove(stripe, block)
     differing = {found.stripe for found in two if found.digest != digests[0][found.stripe]}
     assert differing == {stripe}
     assert (two.blocks, two.bytes) == (799, 7990)
     for stripe, block in blocks:
-        two.remove(stripe, block, 10)
+        two.remove(stripe, block)
     assert (two.blocks, two.bytes, list(two)) == (0, 0, [])
 
 
@@ -47,7 +47,7 @@ def test_a_walk_bears_changes_under_way_and_sees_what_stays_once(seed: int) -> N
         seen.append(found.stripe)
         if number == 100:
             for stripe, block in going:
-                catalog.remove(stripe, block, 1)
+                catalog.remove(stripe, block)
             for stripe, block in blocks_of(rng, 50):
                 catalog.add(SPACE, stripe, block, 1)
     assert len(seen) == len(set(seen))

@@ -23,7 +23,7 @@ from kvstore.core.manifest import (
     footer_offset,
 )
 from kvstore.errors import UnsupportedFormat
-from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, StripeId
+from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, RungCode, StripeId
 
 NONCE = b"n" * 16
 REGION_BYTES = 64 * ALIGNMENT
@@ -41,6 +41,7 @@ records = st.builds(
     checksum=st.integers(0, 2**64 - 1),
     generation=st.integers(0, 2**63),
     expires_at=st.integers(0, 2**63),
+    rung=st.integers(0, 2**16 - 1).map(RungCode),
 )
 
 
@@ -105,6 +106,6 @@ def test_a_declared_length_beyond_four_gib_is_carried_whole(chain: Callable, spa
 
 def test_the_bytes_of_the_region_header_are_the_same_for_ever() -> None:
     assert encode_region_header(HEADER)[:80].hex() == (
-        "4c41524452474e000200000000100000030000000000000000000400000000004d00000000000000"
-        "6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e75a150f89fd7c5b7fecb6cccd0b6ea860000000000000000"
+        "4c41524452474e000300000000100000030000000000000000000400000000004d00000000000000"
+        "6e6e6e6e6e6e6e6e6e6e6e6e6e6e6e6ef2e05f565aaa7f6d73e787eff79773300000000000000000"
     )

@@ -4,8 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import AnswerLocate, BlockPlace, CommitStatus, LocateRequested, Tick
+from kvstore.core.events import AnswerLocate, BlockPlace, CommitStatus, LocateRequested, PlacedCopy, Tick
 from kvstore.core.extent import Tier
+from kvstore.ids import AS_SEALED
 from kvstore.units import Nanos
 
 PAGE = 4096
@@ -38,7 +39,10 @@ def test_an_operator_sees_where_each_block_is_and_how_often_it_is_leased(ssd_nod
     node.finish_io()
     node.acquire(blocks[0])
     event = LocateRequested(request_id=node.request(), key_space=space, hashes=tuple(block.hash for block in blocks))
-    assert node.ask(event, AnswerLocate).places == (BlockPlace((Tier.HOST, Tier.SSD), PAGE, 1), BlockPlace((), 0, 0))
+    assert node.ask(event, AnswerLocate).places == (
+        BlockPlace((PlacedCopy(Tier.HOST, PAGE, AS_SEALED), PlacedCopy(Tier.SSD, PAGE, AS_SEALED)), 1),
+        BlockPlace((), 0),
+    )
 
 
 def test_status_counts_what_is_there_and_what_happened(host_node: Callable, chain: Callable) -> None:

@@ -17,7 +17,7 @@ from kvstore.errors import ConfigError, StaleView
 from kvstore.ids import StripeId
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
 from kvstore.registry.redis_link import RedisLink, RegistryAway
-from kvstore.registry.standing import Renewal
+from kvstore.registry.standing import NotRenewed, Renewed
 from kvstore.units import milliseconds, seconds
 
 
@@ -121,7 +121,7 @@ def test_a_suspect_that_renews_is_active_again(run, redis_server, registry_confi
             await link.join(frozen, comes_back=False)
             await until(one, lambda: states(one).get("s2") == "suspect")
             epoch = one.view.epoch
-            assert await link.renew(frozen) is Renewal.RENEWED
+            assert await link.renew(frozen) == Renewed(state=MemberState.ACTIVE, takeover=1.0)
             await until(one, lambda: states(one).get("s2") == "active")
             assert one.view.epoch > epoch
         await link.close()
@@ -140,7 +140,7 @@ def test_a_frozen_member_that_was_declared_dead_joins_again_with_a_new_epoch(
             await until(one, lambda: states(one).get("s2") == "dead")
             epoch = one.view.epoch
             # It wakes up: a bare renewal does not undo what the others decided, nor does a change of state.
-            assert await link.renew(frozen) is Renewal.REMOVED
+            assert await link.renew(frozen) is NotRenewed.REMOVED
             assert not await link.change(frozen, before=MemberState.ACTIVE, after=MemberState.DRAINING)
             await asyncio.sleep(0.1)
             assert states(one)["s2"] == "dead"
@@ -160,7 +160,7 @@ def test_a_stopped_registry_process_comes_back_by_itself(run, redis_server, regi
             renewing = two._link.renew
             thawed = asyncio.Event()
 
-            async def frozen_renew(member: Any) -> Renewal:
+            async def frozen_renew(member: Any) -> Renewed | NotRenewed:
                 await thawed.wait()
                 return await renewing(member)
 
@@ -262,6 +262,32 @@ def test_a_restarted_empty_redis_is_filled_again_by_the_members(run, registry_on
         run(test())
     finally:
         server.stop()
+
+
+def test_steps_that_a_redis_forgot_which_was_filled_again_from_an_older_view_are_taken_again(
+    run, redis_server, empty_redis, registry_on, member, until
+) -> None:
+    async def test() -> None:
+        new = dataclasses.replace(member("s1", state=MemberState.JOINING), takeover=0.25)
+        async with joined(registry_on, redis_server, new) as (one,):
+
+            async def forget() -> None:
+                epoch = one.view.epoch
+                empty_redis(redis_server)
+                await one._link.restore([new], known=epoch)
+
+            await one.serve()
+            await one.take_over(0.5)
+            await until(one, lambda: [each.takeover for each in one.view.members] == [0.5])
+            await forget()
+            await until(one, lambda: states(one) == {"s1": "active"} and one.member.takeover == 0.25)
+            await one.take_over(0.5)
+            await until(one, lambda: [each.takeover for each in one.view.members] == [0.5])
+            await one.drain()
+            await forget()
+            await until(one, lambda: states(one) == {"s1": "draining"})
+
+    run(test())
 
 
 def test_an_observer_is_not_left_behind_when_the_whole_cluster_is_new(run, redis_server, empty_redis, registry_on, member, until) -> None:

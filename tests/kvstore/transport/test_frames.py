@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
 from kvstore.core.extent import Extent, Tier
-from kvstore.ids import BlockHash, BlockRef, Generation, KeySpace, LayoutFingerprint, LeaseId, Namespace, StripeId, WriteToken
+from kvstore.ids import BlockHash, BlockRef, Generation, KeySpace, LayoutFingerprint, LeaseId, Namespace, RungCode, StripeId, WriteToken
 from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant
 from kvstore.transport.control_frames import (
     AcquireBody,
@@ -47,6 +47,7 @@ TICKET = Ticket(seconds(5), b"s" * 32)
 PLACE = Extent(Tier.HOST, 0, 4096, (1 << 32) - 1, Generation(1))
 ACQUIRED = (AcquiredBlock((1 << 32) - 1, 1 << 63, Tier.HOST, PLACE), None, AcquiredBlock(9, 5, Tier.SSD, None))
 COPIES = (FoundCopy(Bytes((1 << 32) - 1), 1 << 63, Tier.HOST, 4096), None, FoundCopy(Bytes(9), 5, Tier.SSD, None))
+INT4 = RungCode(4)
 GRANTS = (ReserveGrant(ReserveStatus.GRANTED, WriteToken(1 << 63), PLACE), ReserveGrant(ReserveStatus.NO_ROOM))
 
 BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
@@ -54,18 +55,24 @@ BODIES: list[tuple[bytes, Callable[[bytes], Any], Any]] = [
     for body in (
         ReadBody(LeaseId(1 << 63), seconds(9), SPACE, HASHES),
         AcquireBody(SPACE, milliseconds(1500), REFS),
-        AcquireBody(SPACE, None, ()),
+        AcquireBody(SPACE, None, (), as_sealed=True),
         ReleaseBody(LeaseId(7), SPACE, ()),
         ReleaseBody(LeaseId(7), SPACE, HASHES),
         ReserveBody(SPACE, tuple(ReserveItem(ref, 1 << 40, ttl) for ref in REFS for ttl in (None, Nanos(0), Nanos(5)))),
+        ReserveBody(SPACE, (ReserveItem(REFS[0], 1, rung=RungCode((1 << 16) - 1)),)),
     )
 ] + [(pack_write_body(items), unpack_write_body, items) for items in ([WriteItem(WriteToken(1 << 63), 1 << 40, seconds(3))] * 2,)]
 BODIES += [
     (pack_commit([(WriteToken(3), 1 << 63)]), unpack_commit, [(WriteToken(3), 1 << 63)]),
     (
-        pack_acquired(LeaseId(7), seconds(10), TICKET.to_bytes(), ACQUIRED),
+        pack_acquired(LeaseId(7), seconds(10), TICKET.to_bytes(), ACQUIRED, {}),
         unpack_acquired,
         Acquired(LeaseId(7), seconds(10), COPIES, TICKET.to_bytes()),
+    ),
+    (
+        pack_acquired(LeaseId(7), seconds(10), TICKET.to_bytes(), ACQUIRED, {2: INT4}),
+        unpack_acquired,
+        Acquired(LeaseId(7), seconds(10), (*COPIES[:2], COPIES[2]._replace(rung=INT4)), TICKET.to_bytes()),
     ),
     (
         pack_grants(GRANTS, ttl=seconds(30), tickets=(TICKET.to_bytes(), b"")),

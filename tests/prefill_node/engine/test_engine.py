@@ -31,7 +31,7 @@ class LossySealer:
         self.stored: dict[bytes, np.ndarray] = {}
         self.starts: list[int] = []
 
-    def seal(self, ref, block, start_position, request_id):
+    def seal(self, ref, block, start_position, request_id, *, behind_recoded):
         if block.dtype == np.uint16:
             block &= 0xFFF8
         else:
@@ -206,7 +206,7 @@ def test_too_many_waiting_requests_are_refused(tiny, running):
     holding = threading.Event()
 
     class SlowSealer:
-        def seal(self, ref, block, start_position, request_id):
+        def seal(self, ref, block, start_position, request_id, *, behind_recoded):
             holding.wait(30)
 
     with running(tiny(), sealer=SlowSealer(), max_queue=1, max_batch=1) as driver:
@@ -230,7 +230,7 @@ def test_a_request_id_in_use_is_refused(tiny, running):
 
 def test_a_sealer_that_fails_fails_its_request_only(tiny, running):
     class Failing:
-        def seal(self, ref, block, start_position, request_id):
+        def seal(self, ref, block, start_position, request_id, *, behind_recoded):
             if request_id == "bad":
                 raise RuntimeError("NaN in layer 2")
 
