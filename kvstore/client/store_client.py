@@ -138,24 +138,17 @@ class StoreClient:
         self._nodes.refresh()
         mapped = MappedRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock, in_place=in_place)
         reading = PrefixRead(lease, self._nodes, self._keeper, mapped, config=self._config, clock=self._clock)
-        quick: list[tuple[int, memoryview]] = []
-        slow: list[int] = []
-        for index in wanted:
-            view = mapped.quick_view(index)
-            if view is None:
-                slow.append(index)
-            else:
-                quick.append((index, view))
+        quick, slow = mapped.quick(wanted)
         failed: dict[int, str] = {}
         try:
             if slow:
                 reading.start(slow)
-            for index, view in quick:
-                block = mapped.read_now(index, view)
-                if block.payload is None:
-                    failed[index] = block.reason
-                else:
-                    yield block
+            for portion in quick:
+                for block in mapped.read_now(portion):
+                    if block.payload is None:
+                        failed[block.index] = block.reason
+                    else:
+                        yield block
                 if mapped.is_turn_over():
                     await asyncio.sleep(0)
             if failed:

@@ -47,6 +47,7 @@ class RequestLine:
         request (to be changed at will), `rest` one that has begun, `send_idle` a reader that takes nothing."""
         self._stream = stream
         self._sock = stream.sock
+        self._fd = stream.sock.fileno()
         self._serve = serve
         self._most_body = most_body
         self._rest = rest
@@ -204,14 +205,14 @@ class RequestLine:
         if wanted is not self._reads:
             self._reads = wanted
             if wanted:
-                self._loop.add_reader(self._sock, self._readable)
+                self._loop.add_reader(self._fd, self._readable)
             else:
-                self._loop.remove_reader(self._sock)
+                self._loop.remove_reader(self._fd)
 
     def _write_if(self, wanted: bool) -> None:
         if wanted is not self._writes:
             self._writes = wanted
             if wanted:
-                self._loop.add_writer(self._sock, self._send)
+                self._loop.add_writer(self._fd, self._send)
             else:
-                self._loop.remove_writer(self._sock)
+                self._loop.remove_writer(self._fd)

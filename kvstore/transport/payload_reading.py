@@ -40,6 +40,7 @@ class PayloadReading:
         returns."""
         self._stream = connection.stream
         self._sock = connection.stream.sock
+        self._fd = self._sock.fileno()  # a socket that is not registered yet costs the loop two looks at its addresses, for a message
         self._number = connection.number - 1
         self._slots = slots
         self._node_name = node_name
@@ -60,7 +61,7 @@ class PayloadReading:
         self._timer = loop.call_at(min(self._deadline, self._moved_at + self._idle_s), self._look_at_time)
         self._unsent = b"".join(request)
         self._writes = False
-        loop.add_reader(self._sock, self._readable)
+        loop.add_reader(self._fd, self._readable)
         self._send()
 
     def stop(self) -> bool:
@@ -70,9 +71,9 @@ class PayloadReading:
             return False
         self._over = True
         self._timer.cancel()
-        self._loop.remove_reader(self._sock)
+        self._loop.remove_reader(self._fd)
         if self._writes:
-            self._loop.remove_writer(self._sock)
+            self._loop.remove_writer(self._fd)
         return True
 
     def _send(self) -> None:
@@ -86,9 +87,9 @@ class PayloadReading:
         if bool(self._unsent) is not self._writes:
             self._writes = not self._writes
             if self._writes:
-                self._loop.add_writer(self._sock, self._send)
+                self._loop.add_writer(self._fd, self._send)
             else:
-                self._loop.remove_writer(self._sock)
+                self._loop.remove_writer(self._fd)
 
     def _readable(self) -> None:
         try:
