@@ -76,6 +76,10 @@ class Catalog:
         """Those of one bucket now; the catalog may change while the caller goes through them."""
         return tuple(self._buckets[bucket].values())
 
+    def filled(self, first: int, count: int) -> list[int]:
+        """Which of these buckets have anything in them now."""
+        return [bucket for bucket in range(first, first + count) if self._buckets[bucket]]
+
     def __iter__(self) -> Iterator[Stripe]:
         """Bucket by bucket, each as it is when its turn comes: fit for a walk with pauses."""
         for bucket in range(BUCKETS):

@@ -125,6 +125,8 @@ class RegionTable:
         self._sequence = 0
         self._nonce_seed = nonce_seed
         self._sealed: dict[int, None] = {}
+        self._sealed_bytes = 0
+        """Room of all records in those, dead or alive."""
         self._reclaiming: dict[int, None] = {}  # EMPTYING and DROPPING
         self._unread: dict[int, None] = {}
         self.live_bytes = 0
@@ -225,7 +227,7 @@ class RegionTable:
         if region.state is RegionState.FULL and region.writing == 0:
             region.on(RegionEvent.LAST_WRITE_DONE)
             region.footer_stale = True
-            self._sealed[region.number] = None
+            self._add_sealed(region)
         self.changed[region.number] = None
 
     def add_live(self, copy: Copy, entry: Entry) -> None:
@@ -268,20 +270,38 @@ class RegionTable:
         return [record_of(entry, copy) for copy, entry in sorted(region.live.items(), key=lambda item: item[0].offset)]
 
     def choose_victim(self, *, min_dead_share: float) -> Region | None:
-        """The sealed region with the most dead bytes, the oldest of equals, if their share is large enough; now EMPTYING. Cost:
+        """Of the sealed regions whose dead share is large enough the one with the most dead bytes, the first of equals; now EMPTYING. Cost:
         O(regions)."""
-        if not self._sealed:
+        regions = self._regions
+        worth_it = [n for n in self._sealed if 0 < regions[n].dead_bytes >= min_dead_share * (regions[n].cursor - HEADER_BYTES)]
+        if not worth_it:
             return None
-        number = max(self._sealed, key=lambda number: (self._regions[number].dead_bytes, -number))
-        region = self._regions[number]
-        if region.dead_bytes <= 0 or region.dead_bytes < min_dead_share * (region.cursor - HEADER_BYTES):
-            return None
+        region = regions[max(worth_it, key=lambda number: (regions[number].dead_bytes, -number))]
         self.reclaim(region)
         return region
+
+    def has_room_to_spare(self, waiting_bytes: int, *, min_dead_share: float, largest: int) -> bool:
+        """Whether so many bytes of records can be written without costing any live one its place: into room that was never written, or
+        into what reclaiming gains, and that is gained without evicting while somewhere a region has enough dead bytes, so at the latest
+        when all together have. One region stays free, and of each other one the room of a record of `largest` bytes may be lost at its
+        end."""
+        whole = self.region_bytes - HEADER_BYTES - record_bytes(largest)
+        fresh = whole * max(0, len(self._free) - 1)
+        if self._open is not None:
+            fresh += max(0, HEADER_BYTES + whole - self._open.cursor)
+        if waiting_bytes <= fresh:
+            return True
+        others = len(self._regions) - len(self._sealed) - 1
+        return self.live_bytes + waiting_bytes <= (1 - min_dead_share) * (self._sealed_bytes + whole * max(0, others))
+
+    def _add_sealed(self, region: Region) -> None:
+        self._sealed[region.number] = None
+        self._sealed_bytes += region.cursor - HEADER_BYTES
 
     def reclaim(self, region: Region) -> None:
         region.on(RegionEvent.CHOSEN_TO_RECLAIM)
         del self._sealed[region.number]
+        self._sealed_bytes -= region.cursor - HEADER_BYTES
         self._reclaiming[region.number] = None
         self.changed[region.number] = None
 
@@ -289,7 +309,7 @@ class RegionTable:
         del self._reclaiming[region.number]
         if not ok:
             region.on(RegionEvent.DROP_FAILED)
-            self._sealed[region.number] = None
+            self._add_sealed(region)
             return
         region.on(RegionEvent.DROPPED)
         self._unread.pop(region.number, None)
@@ -307,7 +327,7 @@ class RegionTable:
         region.header = header
         region.cursor = cursor
         region.footer_stale = footer_stale
-        self._sealed[region.number] = None
+        self._add_sealed(region)
         self._sequence = max(self._sequence, header.sequence)
         self.changed[region.number] = None
         return region
@@ -318,7 +338,7 @@ class RegionTable:
         del self._free[number]
         region.on(RegionEvent.RECOVERED)
         region.cursor = HEADER_BYTES
-        self._sealed[number] = None
+        self._add_sealed(region)
         self._unread[number] = None
         self.changed[number] = None
 

@@ -50,12 +50,16 @@ class Plan:
         return Duty(targets, len(holders)) if targets else None
 
 
-StoresPart = frozenset[tuple[NodeId, BootId, MemberState, float, str, float]]
+_StoresPart = frozenset[tuple[NodeId, BootId, MemberState, float, str, float]]
 
 
-def stores_part(view: View) -> StoresPart:
-    """What of a view decides who owns and holds what: two views with the same part need no plan between them. A missed lease moves
-    nothing."""
+def same_stores(one: View, other: View) -> bool:
+    """Whether no plan is needed between two views: all that decides who owns and holds what is the same. A missed lease moves nothing.
+    Cost: O(stores), or nothing for a view and itself."""
+    return one is other or _stores_part(one) == _stores_part(other)
+
+
+def _stores_part(view: View) -> _StoresPart:
 
     def key(member: Member) -> tuple[NodeId, BootId, MemberState, float, str, float]:
         state = MemberState.ACTIVE if member.state is MemberState.SUSPECT else member.state

@@ -28,11 +28,12 @@ from kvstore.core.extent import Extent, Tier
 from kvstore.core.fairness import FairQueue, TierShares
 from kvstore.core.index import Entry, Index
 from kvstore.core.lease import LeaseTable
+from kvstore.core.manifest import HEADER_BYTES
 from kvstore.core.operations import OperationIds, Operations
 from kvstore.core.pins import PinTable
 from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
-from kvstore.core.region import RegionTable
+from kvstore.core.region import RegionTable, record_bytes
 from kvstore.core.reservation import ReservationTable
 from kvstore.core.step_down import StepDownPolicy
 from kvstore.core.store_config import StoreConfig, WritePolicy
@@ -42,7 +43,7 @@ from kvstore.units import Nanos
 _READABLE = CopyState.READABLE
 _ENDING = (CopyState.RECLAIMING, CopyState.QUARANTINED)
 _SPARE_BELOW = 0.85
-"""Share of the SSD that may live before copies that nobody asked for are refused: regions being reclaimed need the rest."""
+"""Share of the slowest tier that may live before copies that nobody asked for are refused."""
 
 
 class Stock:
@@ -402,9 +403,14 @@ class Stock:
 
     def has_room_to_spare(self, length: int) -> bool:
         """False when the block would push others off the slowest tier, sooner or later."""
-        if self.regions is None:
+        ssd = self.config.ssd
+        if self.regions is None or ssd is None:
             return self.config.has_host or self.gpu_arena.used + length <= _SPARE_BELOW * self.gpu_arena.capacity
-        return self.regions.live_bytes + length <= _SPARE_BELOW * len(self.regions) * self.regions.region_bytes
+        waiting = record_bytes(length)
+        if self.config.has_host and ssd.write_policy is not WritePolicy.ON_EVICTION:
+            waiting += self.arena.used - self.twin_bytes + len(self.undemoted) * HEADER_BYTES  # whatever is here alone goes there too
+        share = max(ssd.min_dead_share, 1 - _SPARE_BELOW)
+        return self.regions.has_room_to_spare(waiting, min_dead_share=share, largest=max(self.largest_payload, length))
 
     def _evict_out_of_order(self, tier: Tier, length: int) -> bool:
         """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the
@@ -442,15 +448,17 @@ class Stock:
         return None if self._undemoted_cold is None else self._undemoted_cold.take()
 
     def evict_from_ssd(self) -> bool:
-        """Forgets the coldest SSD copy that may go. False: there is none."""
-        victim = self._ssd_copies.take()
-        if victim is not None:
-            self.evict(victim, Tier.SSD, "room")
-            return True
-        victim = self._soft_ssd_copies.take()
-        if victim is not None:
-            self.evict(victim, Tier.SSD, "room_of_soft_pin")
-        return victim is not None
+        """Forgets the coldest SSD copy that may go; False: there is none. on_eviction: its copy in the host tier goes too, if it may:
+        as the coldest of both tiers it would be the next to be written to the SSD, and the next to go from there, for ever."""
+        reason, victim = "room", self._ssd_copies.take()
+        if victim is None:
+            reason, victim = "room_of_soft_pin", self._soft_ssd_copies.take()
+        if victim is None:
+            return False
+        self.evict(victim, Tier.SSD, reason)
+        if self._undemoted_cold is not None and _is_in_host_alone(victim):
+            self.evict(victim, Tier.HOST, reason)
+        return True
 
     def evict_of_namespace(self, namespace: Namespace, wanted: int, *, at_most: int | None = None) -> None:
         """Makes the namespace give back `wanted` bytes: copies that it has twice first, then the coldest on SSD, then the coldest in the

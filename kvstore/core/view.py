@@ -90,9 +90,11 @@ class View:
     hot: Mapping[StripeId, int] = field(default_factory=dict)
     """Stripes that many read, each with how many replicas it has for a time beside those of its owners. At most MOST_HOT_STRIPES."""
 
-    @property
-    def stores(self) -> tuple[Member, ...]:
-        return tuple(member for member in self.members if member.role == Role.STORE)
+    stores: tuple[Member, ...] = field(init=False, repr=False, compare=False)
+    """Of the members. Made once: who keeps the copies in order looks at it many times a second."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stores", tuple(member for member in self.members if member.role == Role.STORE))
 
     def member(self, node_id: NodeId) -> Member | None:
         return next((member for member in self.members if member.node_id == node_id), None)

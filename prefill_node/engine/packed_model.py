@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvstore.core.layout import Layout
-from prefill_node.engine.packed_linear import PackedLinear
+from prefill_node.engine.packed_linear import PackedLinear, WeightRoom
 from prefill_node.engine.vector_ir import LANES
 
 
@@ -20,7 +20,7 @@ class PackedNorm:
 
     @classmethod
     def of(cls, norm: Any) -> PackedNorm:
-        return cls(norm.weight.detach().float(), float(norm.variance_epsilon))
+        return cls(norm.weight.detach().to(torch.float32, copy=True), float(norm.variance_epsilon))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +36,18 @@ class PackedLayer:
     down: PackedLinear
 
     @classmethod
-    def of(cls, layer: Any) -> PackedLayer:
-        attention, mlp = layer.self_attn, layer.mlp
+    def of(cls, layer: Any, room: WeightRoom) -> PackedLayer:
+        attention = layer.self_attn
+        qkv, out, gate_up, down = (PackedLinear.of(linears, room) for linears in _linears(layer))
         return cls(
             before_attention=PackedNorm.of(layer.input_layernorm),
-            qkv=PackedLinear.of([attention.q_proj, attention.k_proj, attention.v_proj]),
+            qkv=qkv,
             head_norms=(PackedNorm.of(attention.q_norm), PackedNorm.of(attention.k_norm)) if hasattr(attention, "q_norm") else None,
             scaling=float(attention.scaling),
-            out=PackedLinear.of([attention.o_proj]),
+            out=out,
             before_mlp=PackedNorm.of(layer.post_attention_layernorm),
-            gate_up=PackedLinear.of([mlp.gate_proj, mlp.up_proj]),
-            down=PackedLinear.of([mlp.down_proj]),
+            gate_up=gate_up,
+            down=down,
         )
 
 
@@ -78,20 +79,30 @@ def can_pack(module: Any, layout: Layout, *, device: torch.device) -> bool:
 
 
 def pack(module: Any) -> PackedModel:
-    """Takes the weights out of the module layer by layer, so that they are not in memory twice; it cannot be called any more."""
+    """Takes the weights out of the module layer by layer, so that they are not in memory twice; it cannot be called any more. What is made
+    are copies: one tensor of a loaded file kept would keep the whole file mapped."""
+    room = WeightRoom([*(linears for layer in module.model.layers for linears in _linears(layer)), [module.lm_head]])
     layers = []
     while len(module.model.layers):
-        layers.append(PackedLayer.of(module.model.layers[0]))
+        layers.append(PackedLayer.of(module.model.layers[0], room))
         del module.model.layers[0]
-    head = PackedLinear.of([module.lm_head])
-    module.lm_head = torch.nn.Identity()
+    head = PackedLinear.of([module.lm_head], room)
+    norm = PackedNorm.of(module.model.norm)
+    embedding = module.model.embed_tokens.weight.detach().clone()
+    module.lm_head = module.model.norm = module.model.embed_tokens = torch.nn.Identity()
     return PackedModel(
         layers=tuple(layers),
-        norm=PackedNorm.of(module.model.norm),
+        norm=norm,
         head=head,
-        embedding=module.model.embed_tokens.weight.detach(),
+        embedding=embedding,
         rotary=module.model.rotary_emb,
         query_heads=module.config.num_attention_heads,
         width=module.config.hidden_size,
         mlp_width=module.config.intermediate_size,
     )
+
+
+def _linears(layer: Any) -> tuple[list[Any], ...]:
+    """Those whose outputs lie side by side, in the order of a pass."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [attention.q_proj, attention.k_proj, attention.v_proj], [attention.o_proj], [mlp.gate_proj, mlp.up_proj], [mlp.down_proj]

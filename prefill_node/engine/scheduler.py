@@ -3,7 +3,8 @@
 Rules, in this order:
 1. Every running sequence that generates gets one decode row.
 2. What the step's token budget has left goes to uncovered tails (more decode rows) and to prefill chunks, first come first served
-   within aged priority, several short prompts in one step; beside decode rows, chunks have at most `mixed_tokens`.
+   within aged priority, several short prompts in one step; beside decode rows, chunks have at most `mixed_tokens`. Beside answers alone,
+   tails behind a cached prefix are spread over several steps: a hit should not be felt by those that run.
 3. When the pool is full, the sequence that stands last in that order gives its blocks back and waits again (its sealed blocks stay
    listed until they are reused). The first in the order always gets its blocks from the others, so it always ends.
 4. A sequence whose turn comes, and whose sealed blocks are not all in the pool (it was preempted, or there was no room to fetch them),
@@ -20,6 +21,11 @@ from prefill_node.engine.sequence import Sequence, SequenceEvent, SequenceState
 
 AGEING_ARRIVALS = 64
 """A request stands before all that come this many arrivals later, for each step of priority that it lacks."""
+
+ANSWERS_OF_TAIL_ROW = 4
+"""Answers beside which one row of a tail goes unnoticed: what a step costs anyway is worth five rows, so it is about a ninth more."""
+TAIL_STEPS = 16
+"""A step takes this part of all tails that wait, when that is more: so tails wait some tens of steps, however many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,7 @@ class Scheduler:
         one_row = {id(sequence) for sequence in self._running if self._in_rows(sequence)}
         budget -= len(one_row)
         chunk_budget = self._config.mixed_tokens if one_row else budget
+        tail_budget = self._tail_budget(budget)
         for sequence in sorted(self._running, key=order):
             if sequence.state is not SequenceState.RUNNING:
                 continue  # given up for one that stands before it
@@ -118,7 +125,8 @@ class Scheduler:
                 plan.complete.append(sequence)
                 continue
             own = 1 if id(sequence) in one_row else 0
-            count = self._count(sequence, budget + own if self._in_rows(sequence) else min(budget, chunk_budget))
+            room = budget + own if self._in_rows(sequence) else min(budget, chunk_budget)
+            count = self._count(sequence, min(room, tail_budget) if sequence.unhurried else room)
             if count == 0 or not self._grow(sequence, sequence.computed + count, plan):
                 budget += own
                 continue
@@ -126,6 +134,7 @@ class Scheduler:
             span = Span(sequence, sequence.computed, count)
             if self._in_rows(sequence):
                 plan.rows.append(span)
+                tail_budget -= count if sequence.unhurried else 0
             else:
                 plan.chunks.append(span)
                 chunk_budget -= count
@@ -165,6 +174,14 @@ class Scheduler:
             sequence.step(SequenceEvent.ADMITTED)
             sequence.decide_chunk_end(tail_blocks=self._config.tail_blocks)
             self._running.append(sequence)
+
+    def _tail_budget(self, budget: int) -> int:
+        """Rows of this step for the tails of those that are unhurried; a step with chunks is long anyway."""
+        if any(sequence.computed < sequence.chunk_end for sequence in self._running):
+            return budget + len(self._running)
+        tails = sum(sequence.missing for sequence in self._running if sequence.unhurried)
+        answers = sum(self._in_rows(sequence) and not sequence.unhurried for sequence in self._running)
+        return max(1, answers // ANSWERS_OF_TAIL_ROW, -(-tails // TAIL_STEPS)) if answers else budget + len(self._running)
 
     def _in_rows(self, sequence: Sequence) -> bool:
         return sequence.missing > 0 and sequence.computed >= sequence.chunk_end

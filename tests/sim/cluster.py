@@ -2,8 +2,9 @@
 
 A run is a storm (random puts, reads and deletes while nodes crash, freeze, stop, drain, join, rot and run full, and links are cut, slow
 and lossy), then calm, in which the cluster must converge (`sim.convergence`) and every acknowledged block of which a good copy lives be
-readable, then silence, after which nothing may be left over. `StoreNode` checks the invariants of its node after every event; an
-operation of a client that does not end within its bounds is found in the calm.
+readable, then silence, after which nothing may be left over. `StoreNode` checks what an event has changed after every event, and all that
+its node holds after some of them, at random, and at the end. A run that fails is run again with all checks after every event, so that it
+fails where it went wrong. An operation of a client that does not end within its bounds is found in the calm.
 
 What a storm may bring is in `sim.faults`; `Storm` sizes it.
 """
@@ -61,6 +62,8 @@ class Storm(NamedTuple):
     """Of one client, on average."""
     pause_between_faults: Nanos = milliseconds(1400)
     faults: bool = True
+    whole_checks: float = 0.25
+    """Of the events of a node: after so many, all that it holds is checked."""
 
 
 class Cluster:
@@ -77,6 +80,8 @@ class Cluster:
         self.reads = 0
         self.nodes: dict[NodeId, StoreNode] = {}
         self.registry = SimulatedRegistry(self.timeline, self.network)
+        self._looks = Random(seed)
+        """Not the one that decides what happens: a run is the same run however often it is looked at."""
         self._zones = self.rng.choice((1, 2, storm.nodes))
         self._roomy = self.rng.random() < 0.5
         self._client_names = 0
@@ -133,6 +138,9 @@ class Cluster:
             for held in client.held:
                 if held.boot_id == boot_id and held.lease.node_id == node_id and held.lease.lasts(now):
                     yield held
+
+    def wants_whole_check(self) -> bool:
+        return self._looks.random() < self.storm.whole_checks
 
     def story(self) -> list[str]:
         """The last events, one a line."""
@@ -261,6 +269,7 @@ class Cluster:
         self.wait(LONGER_THAN_A_LEASE)
         for node in self.nodes.values():
             if node.state is not None:
+                node.check_whole()
                 check_quiet(node.state)
                 assert len(node.incoming) == 0, "a write token is open for ever"
 
@@ -323,6 +332,8 @@ def run_cluster(seed: int, storm: Storm) -> Cluster:
         cluster = Cluster(seed, storm)
         cluster.run()
     except Exception as error:
+        if storm.whole_checks < 1:
+            return run_cluster(seed, storm._replace(whole_checks=1.0))
         last = "\n".join(cluster.story()) if cluster is not None else ""
         raise AssertionError(f"seed {seed}, {storm}: {error!r}\n{last}") from error
     finally:

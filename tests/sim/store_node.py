@@ -1,7 +1,8 @@
 """One store of a simulated cluster: a real StoreState, its media, and a shell that is slow, freezes, crashes and starts again.
 
-After every event the invariants of a node hold (`sim.node_invariants`), and what a client was told is true: nothing that was listed goes
-without a reason said in a note, a delete lasts, a lease that its holder may still count on covers the same bytes.
+After every event the invariants of a node hold (`sim.node_invariants`; the dear ones are looked at after some), and what a client was
+told is true: nothing that was listed goes without a reason said in a note, a delete lasts, a lease that its holder may still count on
+covers the same bytes.
 """
 
 from __future__ import annotations
@@ -100,6 +101,10 @@ class World(Protocol):
         """The answer, or Failed within the timeout."""
         ...
 
+    def wants_whole_check(self) -> bool:
+        """Of everything that a node holds, now."""
+        ...
+
     def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
         """A node is about to give up copies that are in their place elsewhere, as it believes."""
         ...
@@ -193,6 +198,7 @@ class StoreNode:
         listed = {(entry.key_space, entry.hash) for entry in self.state._stock.index}
         lost = set() if self.media.has_rot_on_disk or self._disk_stutters else self._durable - listed
         assert not lost, f"{len(lost)} of {len(self._durable)} durable blocks were lost by the restart"
+        self.check_whole()
 
     def stop(self) -> None:
         """Graceful: the others are told first, then what is hot is demoted, if the disk is quick enough."""
@@ -516,9 +522,8 @@ class StoreNode:
         state = self.state
         assert state is not None
         index = state._stock.index
-        if not only_leases:
-            check_accounting(state)
-            check_listing(state, self.media, self._world.oracle.written)
+        if not only_leases and self._world.wants_whole_check():
+            self.check_whole()
         listed = sum(len(index.entries(space)) for space in index.key_spaces())
         assert not self.upkeep.filled or self.upkeep.inventory.catalog.blocks == listed, "the catalog is not what is here"
         check_suffixes_first(state, [note for note in notes if note.kind is NoteKind.EVICTED and note.reason == "room"])
@@ -534,6 +539,11 @@ class StoreNode:
                     assert entry is not None
                     assert entry.host is not None
                     assert (entry.host.offset, entry.host.length) == (offset, length), "a leased copy moved under its reader"
+
+    def check_whole(self) -> None:
+        assert self.state is not None
+        check_accounting(self.state)
+        check_listing(self.state, self.media, self._world.oracle.written)
 
     def _check_shelf(self, shelf: dict[KeySpace, dict[BlockHash, None]], notes: list[Note]) -> None:
         """Other blocks are listed than before: what went was said to go, what came was not deleted before."""

@@ -38,13 +38,11 @@ async def shared_stripes(repairer: Repairer, view: View, other: NodeId, bucket: 
 
 
 async def bucket_digests(repairer: Repairer, view: View, other: NodeId, first: int, count: int) -> list[int]:
-    digests, seen = [], 0
-    for bucket in range(first, first + count):
-        digest = 0
-        for stripe in await shared_stripes(repairer, view, other, bucket) if repairer.catalog.stripes(bucket) else ():
-            digest ^= stripe.digest
+    digests, seen = [0] * count, 0
+    for bucket in repairer.catalog.filled(first, count):
+        for stripe in await shared_stripes(repairer, view, other, bucket):
+            digests[bucket - first] ^= stripe.digest
             seen += 1
-        digests.append(digest)
         if seen >= STRIPES_AT_A_TIME:
             seen = 0
             await repairer.surroundings.pause(Nanos(0))

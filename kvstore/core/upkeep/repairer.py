@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.catalog import Catalog
-from kvstore.core.repair_plan import LIVING_STATES, Plan, Shipment, ShipmentQueue, stores_part
+from kvstore.core.repair_plan import LIVING_STATES, Plan, Shipment, ShipmentQueue, same_stores
 from kvstore.core.token_bucket import TokenBucket
 from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.core.upkeep.sender import CALL_TIMEOUT, Sender, Sent
@@ -82,7 +82,7 @@ class Repairer:
         present = self.view
         if not self.config.rate:
             return present.epoch  # it never owes anything
-        if self.idle and stores_part(self._planned) == stores_part(present):
+        if self.idle and same_stores(self._planned, present):
             return present.epoch
         return Epoch(min(self._settled.epoch, present.epoch - 1))
 
@@ -110,15 +110,16 @@ class Repairer:
     async def follow_views(self) -> None:
         while True:
             await self.surroundings.pause(LOOK_EVERY)
-            if stores_part(self.view) != stores_part(self._planned):
+            if not same_stores(self.view, self._planned):
                 self._planning = True
                 seen = None
-                while seen != (seen := stores_part(self.view)):  # it is the quiet that is waited for
+                while seen is None or not same_stores(seen, self.view):  # it is the quiet that is waited for
+                    seen = self.view
                     await self.surroundings.pause(self.config.delay)
                 await self._plan(self.view)
                 self._planning = False
             elif self.idle:
-                self._settled = self._planned
+                self._settled = self._planned = self.view
                 self._busy_since = None
 
     async def _plan(self, view: View) -> None:

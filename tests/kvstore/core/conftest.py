@@ -58,6 +58,7 @@ from kvstore.units import Bytes, Nanos, seconds
 SPACE = KeySpace(Namespace("tenant"), LayoutFingerprint(b"L" * 32))
 PAGE = ALIGNMENT
 Answer = TypeVar("Answer")
+_MOST_IO = 2000
 
 
 class Driver:
@@ -174,7 +175,9 @@ class Driver:
 
     def finish_io(self) -> None:
         """Everything held ends well, and what follows from it, until nothing is under way."""
-        while self.held:
+        for _ in range(_MOST_IO):
+            if not self.held:
+                return
             match self.held[0]:
                 case VerifyExtents():
                     self.verified()
@@ -184,6 +187,7 @@ class Driver:
                     self.recoded()
                 case _:
                     self.written()
+        raise AssertionError("one piece of I/O leads to another, for ever")
 
     def acquire(self, *blocks: BlockRef, ttl: Nanos | None = None, space: KeySpace = SPACE, as_sealed: bool = False) -> AnswerAcquire:
         request = AcquireRequested(request_id=self.request(), key_space=space, blocks=blocks, ttl=ttl, as_sealed=as_sealed)
@@ -262,6 +266,7 @@ def ssd_node() -> Callable[..., Driver]:
         region_pages: int = 16,
         demote_above: float = 0.0,
         write_policy: WritePolicy = WritePolicy.WRITE_BACK,
+        min_dead_share: float = 0.25,
         patience: Nanos = Nanos(0),
         boot: int = 1,
         step_down: StepDownRules = MappingProxyType({}),
@@ -272,6 +277,7 @@ def ssd_node() -> Callable[..., Driver]:
             region_bytes=Bytes(region_pages * PAGE),
             demote_above=demote_above,
             write_policy=write_policy,
+            min_dead_share=min_dead_share,
             patience=patience,
             step_down=step_down,
         )

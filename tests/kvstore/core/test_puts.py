@@ -258,6 +258,25 @@ def test_a_copy_that_nobody_asked_for_gets_spare_room_only(host_node: Callable, 
     assert {grant.status for grant in waiting.ask(request, AnswerReserve).grants} == {ReserveStatus.NO_ROOM}, "at once"
 
 
+def test_room_that_only_the_host_tier_has_to_spare_is_none_when_the_ssd_would_have_to_give_a_block_for_it(
+    ssd_node: Callable, chain: Callable, space
+) -> None:
+    """Found by a simulated cluster: two blocks took turns for the last room of a replica, sent there by each comparison anew."""
+    node, added = ssd_node(8), 0
+    for number in range(1, 60):
+        (block,) = chain(1, start=1000 * number)
+        item = ReserveItem(block, 2 * PAGE)
+        request = ReserveRequested(request_id=node.request(), key_space=space, items=(item,), spare_room_only=True)
+        grant = node.ask(request, AnswerReserve).grants[0]
+        if grant.status is ReserveStatus.GRANTED:
+            node.commit(grant.write_token, checksum=number, received=2 * PAGE)
+            node.verified()
+            added += 1
+        node.finish_io()
+        assert len(node.listing()) == added, "none had to go"
+    assert added >= 6
+
+
 def test_a_hole_left_by_a_refused_item_is_filled_by_the_next_writer(host_node: Callable, chain: Callable) -> None:
     node, blocks = host_node(8), chain(4)
     first = node.reserve(*blocks)

@@ -27,10 +27,10 @@ def open_region(regions: RegionTable, *, last_resort: bool = False):
     return region
 
 
-def fill_region(regions: RegionTable, space, block, *, length: int = PAGE) -> list[tuple[Entry, Copy]]:
-    """Fills the open region with READABLE copies."""
+def fill_region(regions: RegionTable, space, block, *, length: int = PAGE, at_most: int = 1000) -> list[tuple[Entry, Copy]]:
+    """Fills the open region with READABLE copies, or ends it after so many."""
     filled = []
-    while regions.has_room(space, length):
+    while regions.has_room(space, length) and len(filled) < at_most:
         entry = Entry(key_space=space, block=block, length=length, checksum=1)
         copy = copy_at(regions.allocate(space, length, generation=Generation(1)), CopyState.WRITING)
         copy.on(CopyEvent.FILLED)
@@ -97,6 +97,17 @@ def test_the_victim_is_the_region_with_the_most_dead_bytes_if_it_is_worth_it(cha
     victim = regions.choose_victim(min_dead_share=0.1)
     assert victim is regions[filled[1][0][1].region]
     assert victim.state is RegionState.EMPTYING
+
+
+def test_a_short_region_that_is_dead_enough_is_a_victim_although_a_long_one_has_more_dead_bytes(chain: Callable, space) -> None:
+    regions, block = table(pages=64), chain(1)[0]
+    open_region(regions)
+    long = fill_region(regions, space, block)
+    open_region(regions)
+    short = fill_region(regions, space, block, at_most=2)
+    for _, copy in (*long[:2], short[0]):
+        regions.remove_live(copy)
+    assert regions.choose_victim(min_dead_share=0.4) is regions[short[0][1].region]
 
 
 def test_dead_records_are_remembered_until_their_region_is_dropped(chain: Callable, space) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 
 import pytest
 
+from kvstore.core.admission import AdmissionConfig
 from kvstore.core.events import (
     AnswerCommit,
     AnswerLocate,
@@ -18,6 +20,7 @@ from kvstore.core.events import (
     WriteRegion,
 )
 from kvstore.core.extent import Tier
+from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import WritePolicy
 from kvstore.units import milliseconds, seconds
 
@@ -135,6 +138,21 @@ def test_on_eviction_demotes_no_more_at_a_time_than_elsewhere(ssd_node: Callable
     node.put(*chain(8, start=900))
     node.written()
     assert len([i for i in node.held if isinstance(i, CopyExtent)]) == 8
+
+
+def test_on_eviction_two_blocks_that_are_the_coldest_of_both_tiers_do_not_push_each_other_off_the_ssd_for_ever(
+    ssd_node: Callable, chain: Callable
+) -> None:
+    """Found by a simulated cluster: each was written as the coldest of the host tier and then went as the coldest of the SSD."""
+    rng, blocks = Random(12), []
+    admission = AdmissionConfig(promote_after_uses=1)
+    node = ssd_node(24, write_policy=ON_EVICTION, min_dead_share=0.1, policy=PolicyName.ADAPTIVE, admission=admission)
+    for number in range(45):
+        for _ in range(3 if number > 12 else 0):
+            node.release(node.acquire(*rng.choice(blocks)).lease_id)
+        blocks.append(chain(1, start=1000 * number))
+        node.put(*blocks[-1], size=rng.choice((1, 2, 3)) * PAGE)
+        node.finish_io()
 
 
 # --- a graceful stop --------------------------------------------------------------------------------------------------------------------

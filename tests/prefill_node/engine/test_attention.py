@@ -12,7 +12,7 @@ from kvstore.core.layout import Layout
 from prefill_node.engine.attention import GatheredAttention
 from prefill_node.engine.batch import make_batch
 from prefill_node.engine.operations import operations
-from prefill_node.engine.packed_linear import PackedLinear
+from prefill_node.engine.packed_linear import PackedLinear, WeightRoom
 from prefill_node.engine.pool_tensor import PoolTensor
 from prefill_node.engine.program import linear_record
 from prefill_node.engine.record import ITEMS, ROWS, ROWS_OF_ITEM, address, float_bits, record
@@ -84,7 +84,7 @@ def test_paged_attention_equals_the_reference_and_writes_the_same_pool(dtype, bl
 def test_a_packed_linear_layer_equals_the_original_for_any_number_of_rows(dtype, bias, inputs, outputs, team):
     torch.manual_seed(2)
     parts = [torch.nn.Linear(inputs, outputs, bias=bias).to(dtype), torch.nn.Linear(inputs, 7, bias=False).to(dtype)]
-    packed = PackedLinear.of(parts)
+    packed = PackedLinear.of(parts, WeightRoom([parts]))
     x, out = torch.randn(230, inputs), torch.empty(230, packed.width)
     fields = linear_record(packed, x, out, threads=team.threads)
     with torch.inference_mode(), team.awake():

@@ -258,3 +258,61 @@ def test_first_come_computes_a_whole_prompt_while_answers_wait():
         assert [(span.sequence, span.count) for span in plan.chunks] == [(prompt, 88)]
         _advance(plan)
     assert {id(span.sequence) for span in device.scheduler.plan().rows} == {id(s) for s in (answer, *prompts)}
+
+
+def _with_answers_and_a_hit(answers, *, tail):
+    """Answers in progress, and a prompt just admitted of which two blocks were in the pool and `tail` tokens are missing."""
+    device = Device(EngineConfig(pool_blocks=64, max_batch=16, chunk_tokens=16, step_tokens=64, tail_blocks=4))
+    device.add(2 * BLOCK, 0)
+    device.step()
+    for first in range(answers):
+        device.add(3, 50, first_token=1000 * (first + 1))
+    device.step()
+    return device, device.add(2 * BLOCK + tail, 1)
+
+
+def _tail_rows(device, sequence):
+    """Rows of the sequence in each step until its first token; everybody else has exactly one in each of them."""
+    rows = []
+    while sequence.generated == 0:
+        plan = device.step()
+        assert all(span.count == 1 for span in plan.rows if span.sequence is not sequence)
+        assert not plan.chunks
+        rows += [span.count for span in plan.rows if span.sequence is sequence]
+    return rows
+
+
+def test_beside_answers_the_tail_of_a_hit_takes_a_row_for_every_four_of_them_and_alone_it_is_not_held_up():
+    assert _tail_rows(*_with_answers_and_a_hit(4, tail=3)) == [1, 1, 1]
+    assert _tail_rows(*_with_answers_and_a_hit(8, tail=5)) == [2, 2, 1]
+    assert _tail_rows(*_with_answers_and_a_hit(0, tail=3)) == [3]
+
+
+def test_many_tails_beside_few_answers_are_over_in_some_tens_of_steps():
+    device, first = _with_answers_and_a_hit(1, tail=16)
+    others = [device.add(2 * BLOCK + 16, 1) for _ in range(8)]
+    steps = 0
+    while any(sequence.generated == 0 for sequence in (first, *others)):
+        plan = device.step()
+        assert sum(span.count for span in plan.rows) <= 1 + 9
+        steps += 1
+    assert steps <= 60
+
+
+def test_what_a_client_is_in_the_middle_of_is_not_held_up():
+    device, _ = _with_answers_and_a_hit(4, tail=3)
+    device.step()
+    request = EngineRequest(
+        request_id="moved", token_ids=list(range(2 * BLOCK + 4)), first_output=2 * BLOCK, chain_root=BlockHash(b"r" * 32), max_new_tokens=9
+    )
+    moved = Sequence.of(request, lambda event: None, block_tokens=BLOCK, arrival=100)
+    device.scheduler.add(moved)
+    assert [span.count for span in device.step().rows if span.sequence is moved] == [4]
+
+
+def test_beside_a_prompt_in_chunks_the_tail_of_a_hit_is_not_held_up():
+    device, hit = _with_answers_and_a_hit(4, tail=3)
+    device.add(40, 1, first_token=90_000)
+    plan = device.step()
+    assert plan.chunks
+    assert [span.count for span in plan.rows if span.sequence is hit] == [3]
