@@ -253,15 +253,16 @@ class StoreNode:
         entry = None if self.state is None else self.state._stock.index.get(key_space, block)
         return entry is not None and any(not self.media.is_rotten(copy.extent) for copy in entry.copies)
 
-    def has_room_for(self, key_space: KeySpace, blocks: Sequence[tuple[BlockRef, int]]) -> bool:
-        """For all of them, each with its length, without costing another block its room; nothing is left of the question."""
+    def has_room_for(self, key_space: KeySpace, block: BlockRef, length: int) -> bool:
+        """Without costing another block its room; nothing is left of the question."""
         answers: list[AnswerReserve] = []
-        items = tuple(ReserveItem(block, length) for block, length in blocks)
+        item = ReserveItem(block, length)
         request_id = self.next_request_id()
-        self.ask(ReserveRequested(request_id=request_id, key_space=key_space, items=items, spare_room_only=True), answers.append)
-        grants = answers[0].grants
-        self.hand_in(ReservationsAbandoned(write_tokens=tuple(grant.write_token for grant in grants if grant.write_token)))
-        return all(grant.status in (ReserveStatus.GRANTED, ReserveStatus.EXISTS, ReserveStatus.PENDING) for grant in grants)
+        self.ask(ReserveRequested(request_id=request_id, key_space=key_space, items=(item,), spare_room_only=True), answers.append)
+        (grant,) = answers[0].grants
+        if grant.status is ReserveStatus.GRANTED:
+            self.hand_in(ReservationsAbandoned(write_tokens=(grant.write_token,)))
+        return grant.status in (ReserveStatus.GRANTED, ReserveStatus.EXISTS, ReserveStatus.PENDING)
 
     # --- the door -------------------------------------------------------------------------------------------------------------------------
 
