@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, auto
 from struct import Struct
 
-from kvstore.core.extent import ALIGNMENT, Extent, Tier
+from kvstore.core.extent import ALIGNMENT, Extent, Tier, make_extent
 from kvstore.ids import AS_SEALED, Generation, RungCode
 
 
@@ -79,7 +79,7 @@ class Copy:
     @property
     def extent(self) -> Extent:
         page, length, generation, _, _ = _FACTS.unpack_from(self.packed)
-        return Extent(self.tier, self.region, page * ALIGNMENT, length, generation)
+        return make_extent((self.tier, self.region, page * ALIGNMENT, length, generation))
 
     @property
     def offset(self) -> int:

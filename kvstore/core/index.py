@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from struct import Struct
+from typing import Any
 
 from kvstore.core.copies import Copy, CopyState, HostCopy
 from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
@@ -19,6 +21,9 @@ _READ_FACTS = Struct("<IIQQH5x")
 """What a reader is told of them."""
 _COPY_BYTES = 26
 _INDEX = Struct("<I")
+
+_make_ref: Any = partial(tuple.__new__, BlockRef)
+"""From the four fields, in half the time of the constructor."""
 
 
 class Entry(HostCopy):
@@ -109,7 +114,8 @@ class Entry(HostCopy):
 
     @property
     def block(self) -> BlockRef:
-        return BlockRef(self.hash, self.parent, self.stripe, self.index)
+        block: BlockRef = _make_ref((self.hash, self.parent, self.stripe, self.index))
+        return block
 
     def copy_in(self, tier: Tier) -> Copy | None:
         """Of any state."""

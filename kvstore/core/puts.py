@@ -89,7 +89,7 @@ class Puts:
         patience = self._patience if len(self._waiting) < _MOST_WAITING and not event.spare_room_only else 0
         waiting = _Waiting(event=event, grants=[], until=Nanos(now + patience))
         if (self._waiting and patience) or not self._go_on(waiting, now):
-            self._stock.counters["put_waits:demotion"] += 1
+            self._stock.counters["put_waits", "demotion"] += 1
             self._waiting.append(waiting)
 
     def go_on(self, now: Nanos) -> None:

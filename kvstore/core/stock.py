@@ -107,8 +107,8 @@ class Stock:
         """Moves whose block was unlisted meanwhile."""
         self.copies: Counter[Tier] = Counter()
         """Listed and unfreed copies by tier."""
-        self.counters: Counter[str] = Counter()
-        """Notes so far, by "kind:reason"."""
+        self.counters: Counter[tuple[str, str]] = Counter()
+        """Notes so far, by kind and reason."""
         self.spoiled: list[tuple[KeySpace, BlockHash]] = []
         """Keys whose bad record on SSD is still to be erased, so that no restart lists it again."""
         self.last_ssd_generation = 0
@@ -122,7 +122,7 @@ class Stock:
         self.out.append(instruction)
 
     def note(self, kind: NoteKind, reason: str, entry: Entry | None = None, tier: Tier | None = None, payload_bytes: int = 0) -> None:
-        self.counters[f"{kind}:{reason}"] += 1
+        self.counters[kind, reason] += 1
         if entry is None:
             self.say(Note(kind, reason, tier, payload_bytes))
         else:
@@ -290,23 +290,24 @@ class Stock:
 
     def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> Copy:
         """A copy in room that was just allocated; of bytes that are still to come it knows the checksum later (`Copy.stamp`)."""
-        namespace, tier = key_space.namespace, extent.tier
-        self.quota.charge(namespace, extent.length)
-        self._shares[tier].charge(namespace, extent.length)
+        namespace, (tier, _, _, length, _) = key_space.namespace, extent
+        self.quota.charge(namespace, length)
+        self._shares[tier].charge(namespace, length)
         self.copies[tier] += 1
         return copy_at(extent, state, checksum=checksum, rung=rung)
 
     def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
         """The copy, FREE now, returns its room. `charged`: its namespace pays for it still."""
         assert copy.state is CopyState.FREE
+        tier, _, offset, length, _ = copy.extent
         if charged:
-            self.quota.refund(key_space.namespace, copy.length)
-        self._shares[copy.tier].charge(key_space.namespace, -copy.length)
-        self.copies[copy.tier] -= 1
-        if copy.tier is Tier.HOST:
-            self.arena.free(offset=copy.offset, length=copy.length)
-        elif copy.tier is Tier.GPU:
-            self.gpu_arena.free(offset=copy.offset, length=copy.length)
+            self.quota.refund(key_space.namespace, length)
+        self._shares[tier].charge(key_space.namespace, -length)
+        self.copies[tier] -= 1
+        if tier is Tier.HOST:
+            self.arena.free(offset=offset, length=length)
+        elif tier is Tier.GPU:
+            self.gpu_arena.free(offset=offset, length=length)
         else:
             assert self.regions is not None
             self.regions.freed(copy.region)

@@ -238,7 +238,7 @@ class StoreState:
             leases=len(stock.leases),
             reservations=len(stock.reservations),
             operations=sum(len(kind) for kind in operations),
-            counters=dict(stock.counters),
+            counters={f"{kind}:{reason}": count for (kind, reason), count in stock.counters.items()},
         )
 
     def holds(self, key_space: KeySpace, block: BlockHash) -> bool:

@@ -51,7 +51,7 @@ class Media:
         self.bad: set[int] = set()
         """Checksums of copies that were found bad, or whose medium failed."""
         self._rotten: set[tuple[Tier, int, int]] = set()
-        """Pages hit by a bit flip since they were written."""
+        """Bytes hit by a bit flip since they were written."""
 
     # --- bytes --------------------------------------------------------------------------------------------------------------------------
 
@@ -77,8 +77,8 @@ class Media:
         medium = self._medium(tier, region)
         assert offset + len(data) <= len(medium)
         medium[offset : offset + len(data)] = data
-        for page in range(offset // ALIGNMENT, -(-(offset + len(data)) // ALIGNMENT)):
-            self._rotten.discard((tier, region, page))
+        end = offset + len(data)
+        self._rotten -= {spot for spot in self._rotten if spot[:2] == (tier, region) and offset <= spot[2] < end}
 
     def view(self, offset: int, length: int) -> memoryview:
         """Of the host tier, as a HostArena gives it; to be written at once."""
@@ -102,7 +102,7 @@ class Media:
         at = rng.randrange(len(medium))
         medium[at] ^= 1 << rng.randrange(8)
         self._touched(tier, region, at, at + 1)
-        self._rotten.add((tier, region, at // ALIGNMENT))
+        self._rotten.add((tier, region, at))
         return f"{tier.name} {region} {at}"
 
     def lost(self, checksum: int) -> bool:
@@ -111,9 +111,9 @@ class Media:
     def is_rotten(self, extent: Extent) -> bool:
         if not self._rotten:
             return False
-        first = extent.offset // ALIGNMENT - (1 if extent.tier is Tier.SSD else 0)
-        pages = range(first, -(-(extent.offset + extent.length) // ALIGNMENT))
-        return any((extent.tier, extent.region, page) in self._rotten for page in pages)
+        start = extent.offset - (ALIGNMENT if extent.tier is Tier.SSD else 0)  # of the record's header
+        end = extent.offset + extent.length
+        return any(spot[:2] == (extent.tier, extent.region) and start <= spot[2] < end for spot in self._rotten)
 
     @property
     def has_rot_on_disk(self) -> bool:
