@@ -10,6 +10,7 @@ import pytest
 
 import kvstore.client.read
 from kvstore.client import BlockPut, PayloadMaker, PutOutcome, StoreClient
+from kvstore.client.prefix_lease import HeldState
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import CommitStatus
 from kvstore.core.extent import Tier
@@ -288,6 +289,27 @@ def test_a_reader_that_leaves_early_leaves_nothing_open(
                 await blocks.aclose()
             await eventually(lambda: store.server.node.reads == 0 and store.server.status().leases == 0)
             assert await store.read(refs, sizes) == ["ok"] * 8
+
+    run(test())
+
+
+def test_a_lease_is_renewed_and_given_back_also_when_its_control_line_is_gone(
+    run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any
+) -> None:
+    async def test() -> None:
+        async with serving("shm") as store:
+            refs = chain([1000] * 3)
+            await store.put(refs, [1000] * 3)
+            lease = await store.client.acquire_prefix(key_space, refs, ttl=seconds(3))
+            (held,) = {copy.held for copy in lease.copies}
+            stub = store.client._nodes.stub_now(held.node_id)
+            stub.close()
+            first_end = held.expires_at
+            await eventually(lambda: held.expires_at > first_end)
+            assert held.state is HeldState.HELD
+            await lease.release()
+            await eventually(lambda: store.server.status().leases == 0)
+            assert "lease_expired:time" not in store.server.status().counters, "it was given back, and did not just run out"
 
     run(test())
 
