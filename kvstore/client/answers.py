@@ -71,7 +71,7 @@ class PutReport:
     outcomes: tuple[PutOutcome, ...]
     """One per block, in the order asked."""
     reasons: Counter[str] = field(default_factory=Counter)
-    """Why replicas that should hold a block do not, one count per block and replica: no_room, quota, too_large, pending,
+    """Why replicas that should hold a block do not, one count per block and replica: no_room, quota, too_large, empty, pending,
     unreachable, timeout, circuit_open, refused, bad_checksum, no_replica, ..."""
     durable: tuple[int, ...] = ()
     """One per block: how many of the nodes that took it now have said that it is on their SSD and survives a crash. Those with

@@ -18,6 +18,7 @@ from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.errors import CodecFailure, LarderError
 from kvstore.ids import BlockHash, KeySpace, NodeId
 from kvstore.transport import PayloadWrite, Ticket
@@ -45,6 +46,9 @@ class BlockPutter:
             block.reasons += ["no_replica"] * (router.replicas - len(owners))
             usable = [node_id for node_id in owners if router.usable(node_id)]
             block.reasons += ["circuit_open"] * (len(owners) - len(usable))
+            if not 0 < block.size <= MAX_PAYLOAD_BYTES:  # a node would refuse the whole batch
+                block.reasons += ["too_large" if block.size else "empty"] * len(usable)
+                continue
             if block.maker is not None and len(usable) > 1:
                 try:
                     _make_here(block)

@@ -150,7 +150,7 @@ class Gets:
                 for copy in entry.copies:
                     if copy.state in _SERVES_LEASES:
                         self._check_copy(entry, copy)
-        stock.unleased(stock.leases.release(event.lease_id, event.hashes or None))
+        stock.unleased(stock.leases.release(event.lease_id, event.key_space, event.hashes or None))
         stock.say(AnswerRelease(request_id=event.request_id))
 
     def sweep(self, now: Nanos) -> None:

@@ -22,14 +22,16 @@ class LeaseConfig:
     """From the grant, whatever the renewals."""
     max_leases: int = 100_000
     """At once; beyond it an acquire finds nothing."""
+    max_leased_blocks: int = 4_000_000
+    """Counted once for each lease on them: a lease of n blocks takes about 40 n bytes. Beyond it an acquire finds nothing."""
     max_read: Nanos = seconds(60)
     """One read; after it the reader is told to stop."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ttl <= self.max_ttl <= self.max_lifetime:
             raise ConfigError(f"lease: 0 < ttl <= max_ttl <= max_lifetime must hold: {self}")
-        if self.max_leases < 1 or self.max_read <= 0:
-            raise ConfigError(f"lease: max_leases and max_read must be above 0: {self}")
+        if self.max_leases < 1 or self.max_leased_blocks < 1 or self.max_read <= 0:
+            raise ConfigError(f"lease: max_leases, max_leased_blocks and max_read must be above 0: {self}")
 
 
 class Lease:
@@ -54,16 +56,21 @@ class LeaseTable:
         self._config = config
         self._next_id = first_id
         self._leases: dict[LeaseId, Lease] = {}
+        self._covered = 0
+        """Blocks of all leases."""
         self._expiries: list[tuple[Nanos, LeaseId]] = []  # outdated ones are skipped when met
 
     def __len__(self) -> int:
         return len(self._leases)
 
     def grant(self, key_space: KeySpace, entries: Iterable[Entry], *, ttl: Nanos | None, now: Nanos) -> tuple[LeaseId, Nanos] | None:
-        """(id, ttl) of a lease on the entries; an entry named twice is covered once. None: too many leases."""
+        """(id, ttl) of a lease on the entries; an entry named twice is covered once. None: too many leases, or blocks under them."""
         if len(self._leases) >= self._config.max_leases:
             return None
         covered = {entry.hash: entry for entry in entries}
+        if self._covered + len(covered) > self._config.max_leased_blocks:
+            return None
+        self._covered += len(covered)
         for entry in covered.values():
             entry.leases += 1
         granted = self._bounded(ttl)
@@ -100,16 +107,18 @@ class LeaseTable:
             heappush(self._expiries, (lease.expires_at, lease_id))
         return Nanos(lease.expires_at - now)
 
-    def release(self, lease_id: LeaseId, blocks: Iterable[BlockHash] | None) -> list[Entry]:
-        """Takes the blocks (None: all) out of the lease; what is not in it is ignored. A lease without blocks is over."""
+    def release(self, lease_id: LeaseId, key_space: KeySpace, blocks: Iterable[BlockHash] | None) -> list[Entry]:
+        """Takes the blocks (None: all) out of the lease; what is not in it is ignored, and so is a lease of another key space: ids can be
+        guessed. A lease without blocks is over."""
         lease = self._leases.get(lease_id)
-        if lease is None:
+        if lease is None or lease.key_space != key_space:
             return []
         gone = list(lease.entries) if blocks is None else list(blocks)
         unleased: list[Entry] = []
         for block in gone:
             entry = lease.entries.pop(block, None)
             if entry is not None:
+                self._covered -= 1
                 _unlease(entry, unleased)
         if not lease.entries:
             del self._leases[lease_id]
@@ -126,6 +135,7 @@ class LeaseTable:
                 continue
             del self._leases[lease_id]
             ended += 1
+            self._covered -= len(lease.entries)
             for entry in lease.entries.values():
                 _unlease(entry, unleased)
         return ended, unleased

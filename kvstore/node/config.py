@@ -19,6 +19,8 @@ from kvstore.registry.config import RegistryConfig
 from kvstore.units import GIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 MAX_SSD_THREADS = 64
+_LONGEST_TTL = seconds(86_400)
+"""Of leases and reservations: longer is no lease any more, and their messages count milliseconds in 32 bits."""
 _MAX_LEASE_TTL = seconds(60)
 """What a reader gets at most, unless the default is longer."""
 
@@ -143,6 +145,8 @@ class NodeConfig:
         ):
             if getattr(self, key) <= 0:
                 raise ConfigError(f"{key} must be above 0: {getattr(self, key)}")
+        if max(self.lease_ttl, self.reservation_ttl) > _LONGEST_TTL:
+            raise ConfigError("lease_ttl and reservation_ttl must be at most a day")
         if self.replicas < 1:
             raise ConfigError(f"replicas must be at least 1: {self.replicas}")
         if not 0 < self.weight < math.inf:

@@ -69,6 +69,7 @@ class ControlLine:
                 return
             self._heard_at = self._loop.time()
             for header, body in self._frames.take(data):
+                self._stop_rest_timer()  # what is halfway behind it has its own time
                 if header.number != self._number:
                     raise BadFrame("replay", f"request {header.number} where {self._number} should be")
                 self._number += 1
@@ -103,9 +104,8 @@ class ControlLine:
             self._end(StreamCut(str(error)))
             return
         del self._unsent[:sent]
-        if sent and self._rest_timer is not None and self._unsent:
-            self._rest_timer.cancel()  # it is slow, and moves
-            self._rest_timer = None
+        if sent and self._unsent:
+            self._stop_rest_timer()  # it is slow, and moves
         if self._unsent or self._writes:
             self._keep_on()
 
@@ -118,7 +118,11 @@ class ControlLine:
         if self._unsent or self._frames.is_halfway:
             if self._rest_timer is None:
                 self._rest_timer = self._loop.call_later(to_seconds(self._rest_of_request), self._stood_still)
-        elif self._rest_timer is not None:
+        else:
+            self._stop_rest_timer()
+
+    def _stop_rest_timer(self) -> None:
+        if self._rest_timer is not None:
             self._rest_timer.cancel()
             self._rest_timer = None
 

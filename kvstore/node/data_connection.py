@@ -52,6 +52,9 @@ NEXT_REQUEST: Nanos = seconds(60)
 LONGEST_LIFE: Nanos = seconds(7 * 24 * 3600)
 """Of a connection that brought somebody the arena, and tells it by its end that the node has ended. Then the arena is mapped anew."""
 REST_OF_REQUEST: Nanos = seconds(5)
+"""Between two bytes of a request, or of a short answer."""
+WHOLE_REQUEST: Nanos = seconds(20)
+"""From the first byte of a request to the last of its body: whoever sends one every few seconds does not keep a connection for ever."""
 _GATHER_BYTES = 4 * MIB
 _DRAIN_BYTES = 256 << 10
 
@@ -92,6 +95,7 @@ class DataConnection:
             most_body=MAX_BODY_BYTES,
             idle=FIRST_REQUEST,
             rest=REST_OF_REQUEST,
+            whole=WHOLE_REQUEST,
             send_idle=config.read_deadline,
         )
         self._opened: tuple[OpenRead, Nanos] | None = None
@@ -129,11 +133,12 @@ class DataConnection:
             return False
         header, head = request.header, request.head
         self._requests.idle = NEXT_REQUEST
+        in_time = self._within(request.time_left)
         match header.kind:
             case FrameKind.READ:
                 await self._send_opened(header)
             case FrameKind.WRITE:
-                await self._write(header, *await self._body(header, head))
+                await self._write(header, *await self._body(header, head, in_time))
             case FrameKind.CONTROL:
                 await self._serve_control(header)
                 return False
@@ -142,19 +147,30 @@ class DataConnection:
             case FrameKind.UCX if self._ucx is not None:
                 await self._say_ucx_address(header, self._ucx)
             case FrameKind.FETCH if self._ucx is not None:
-                await self._fetch(header, self._ucx, *await self._body(header, head))
+                await self._fetch(header, self._ucx, *await self._body(header, head, in_time))
             case FrameKind.PUSH if self._ucx is not None:
-                await self._take_push(header, self._ucx, *await self._body(header, head))
+                await self._take_push(header, self._ucx, *await self._body(header, head, in_time))
             case _:
                 raise BadFrame("garbage", f"{header.kind.name} is no request at this door")
         return True
 
-    async def _body(self, header: Header, head: bytes) -> tuple[bytes, bytes, bytes]:
+    def _within(self, time: Nanos) -> Callable[[], bool]:
+        """Whether it is not over."""
+        end = self._node.now() + time
+        return lambda: self._node.now() < end
+
+    async def _rest(self, parts: Sequence[memoryview], in_time: Callable[[], bool]) -> None:
+        try:
+            await self._stream.receive(parts, idle=REST_OF_REQUEST, still=in_time)
+        except GivenUp:
+            raise BadFrame("too_slow", "a request that takes too long to come") from None
+
+    async def _body(self, header: Header, head: bytes, in_time: Callable[[], bool]) -> tuple[bytes, bytes, bytes]:
         """(what the proof is over, body, proof)."""
         if not PROOF_BYTES < header.length <= MAX_BODY_BYTES:
             raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_BODY_BYTES}")
         data = bytearray(header.length)
-        await self._stream.receive([memoryview(data)], idle=REST_OF_REQUEST)
+        await self._rest([memoryview(data)], in_time)
         body = bytes(data[:-PROOF_BYTES])
         return head + body, body, bytes(data[-PROOF_BYTES:])
 
@@ -171,7 +187,8 @@ class DataConnection:
         self._check_read(body, request.head + request.body[:-PROOF_BYTES], request.body[-PROOF_BYTES:])
         started = self._node.now()
         if body.ticket_expires_at <= started:
-            return Outgoing(parts_of([ReadStatus.NOT_LEASED] * len(body.hashes), header.number), None, lambda whole: None)
+            refused = parts_of([ReadStatus.NOT_LEASED] * len(body.hashes), header.number)
+            return Outgoing(refused, self._within(self._config.read_deadline), lambda whole: None)
         read = self._node.open_read_now(body.lease_id, body.key_space, body.hashes)
         entries: list[Entry] = []
         for item in read.items:
@@ -190,7 +207,9 @@ class DataConnection:
                 read.outcomes[:] = [ReadOutcome.UNREAD if isinstance(entry, ReadStatus) else ReadOutcome.OK for entry in entries]
             self._finish(read, started)
 
-        return Outgoing(parts_of(entries, header.number), read if read.is_open else None, done)
+        # Without an operation there is nothing to keep in place: only statuses go out.
+        still = (lambda: read.is_open) if read.is_open else self._within(self._config.read_deadline)
+        return Outgoing(parts_of(entries, header.number), still, done)
 
     def _check_read(self, request: ReadBody, message: bytes, proof: bytes) -> None:
         self._check([self._tickets.for_lease(request.lease_id, expires_at=request.ticket_expires_at)], message, proof)
@@ -207,9 +226,10 @@ class DataConnection:
     async def _serve_read(self, request: ReadBody, sink: UcxSink, *, gather_bytes: int) -> None:
         started = self._node.now()
         if request.ticket_expires_at <= started:
-            await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=None)
+            await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=self._within(self._config.read_deadline))
             return
         read = self._node.open_read_now(request.lease_id, request.key_space, request.hashes)
+        read.before_end = sink.withdraw
         try:
             await self._send_payloads(read, sink, gather_bytes)
         finally:
@@ -223,7 +243,7 @@ class DataConnection:
         """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
         copy is found where it lies."""
         # Without an operation there is nothing to keep in place: only statuses go out.
-        still: Callable[[], bool] | None = (lambda: read.is_open) if read.is_open else None
+        still = (lambda: read.is_open) if read.is_open else self._within(self._config.read_deadline)
         async with aclosing(groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes)) as groups:
             async for first, group in groups:
                 await sink.send(first, group, still=still)
@@ -269,9 +289,10 @@ class DataConnection:
             except GivenUp as over:
                 missing = over.missing
         scratch = memoryview(bytearray(min(missing, _DRAIN_BYTES)))
+        in_time = self._within(self._config.reservation_ttl)
         while missing:
             part = scratch[:missing]
-            await self._stream.receive([part], idle=self._config.reservation_ttl)
+            await self._stream.receive([part], idle=self._config.reservation_ttl, still=in_time)
             missing -= len(part)
         return False
 
@@ -352,7 +373,7 @@ class StreamSink:
         self._number = number
         self._idle = idle
 
-    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool]) -> None:
         """Raises StreamCut, GivenUp."""
         await self._stream.send(parts_of(group, self._number, first=first), idle=self._idle, still=still)
 

@@ -27,7 +27,7 @@ from kvstore.transport.ucx_worker import ucx_obstacle
 logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 512
-"""More are closed at once: a herd waits in its own backoff, not in this node's memory."""
+"""At each door. More are closed at once: a herd waits in its own backoff, not in this node's memory."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
@@ -102,7 +102,7 @@ class DataDoors:
                 logger.warning("data plane: cannot accept: %s", error)  # no descriptors left: they come back
                 await asyncio.sleep(0.1)
                 continue
-            if self.connections.total() >= MOST_CONNECTIONS:
+            if self.connections[door] >= MOST_CONNECTIONS:
                 self._refuse(sock, door, "too_many")
             elif door is DoorKind.LOCAL and not _same_user(sock):
                 self._refuse(sock, door, "foreign_user")

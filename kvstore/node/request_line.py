@@ -10,11 +10,10 @@ import asyncio
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
 from kvstore.transport.stream import MOST_PARTS, Buffer, GivenUp, StoodStill, Stream, StreamCut, drop_front
 from kvstore.transport.ticket import PROOF_BYTES
-from kvstore.units import Nanos, to_milliseconds, to_seconds
+from kvstore.units import Nanos, seconds, to_milliseconds, to_seconds
 
 
 class Idle(StoodStill):
@@ -27,30 +26,44 @@ class Request(NamedTuple):
     """The header as it came: proofs are over it."""
     body: bytes
     """Of a READ, with its proof."""
+    time_left: Nanos
+    """In which the rest of it must have come."""
 
 
 class Outgoing(NamedTuple):
     """Payloads of one read, each behind its header, ready to go."""
 
     parts: list[Buffer]
-    read: OpenRead | None
-    """None: there is nothing to be kept in place."""
+    still: Callable[[], bool]
+    """Asked before every touch of them; False ends the transfer."""
     done: Callable[[bool], None]
     """Called once: whether all has gone out."""
 
 
 class RequestLine:
     def __init__(
-        self, stream: Stream, serve: Callable[[Request], Outgoing | None], *, most_body: int, idle: Nanos, rest: Nanos, send_idle: Nanos
+        self,
+        stream: Stream,
+        serve: Callable[[Request], Outgoing | None],
+        *,
+        most_body: int,
+        idle: Nanos,
+        rest: Nanos,
+        whole: Nanos,
+        send_idle: Nanos,
     ) -> None:
         """`serve`: what answers a READ at once; None: it is handed on. Raises BadFrame. How long something may take: `idle` the next
-        request (to be changed at will), `rest` one that has begun, `send_idle` a reader that takes nothing."""
+        request (to be changed at will), `rest` the next byte of one that has begun, `whole` all of it, `send_idle` a reader that takes
+        nothing."""
         self._stream = stream
         self._sock = stream.sock
         self._fd = stream.sock.fileno()
         self._serve = serve
         self._most_body = most_body
         self._rest = rest
+        self._whole_s = to_seconds(whole)
+        self._whole_by = 0.0
+        """Loop time; of the request that has begun."""
         self._send_idle = send_idle
         self._loop = asyncio.get_running_loop()
         self._head = bytearray(HEADER_BYTES)
@@ -103,6 +116,8 @@ class RequestLine:
                         raise StreamCut("the client closed the connection amidst a request")
                     self._hand_on(None)
                     return
+                if self._header is None and not self._have:
+                    self._whole_by = self._loop.time() + self._whole_s
                 self._have += got
                 if self._have < len(into):
                     break
@@ -111,7 +126,7 @@ class RequestLine:
                 if self._header is None:
                     return  # the next one is not here yet: its client waits for the answer
             if self._have or self._header is not None:
-                self._within(self._rest)
+                self._within(min(self._rest, self._time_left()))
         except Exception as error:
             self._fail(error)
 
@@ -123,13 +138,13 @@ class RequestLine:
                 raise BadFrame("replay", f"request {header.number} where {self.number} should be")
             self.number += 1
             if header.kind is not FrameKind.READ:
-                self._hand_on(Request(header, bytes(self._head), b""))
+                self._hand_on(Request(header, bytes(self._head), b"", self._time_left()))
                 return
             if not PROOF_BYTES < header.length <= self._most_body:
                 raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {self._most_body}")
             self._header, self._body = header, bytearray(header.length)
             return
-        request = Request(self._header, bytes(self._head), bytes(self._body))
+        request = Request(self._header, bytes(self._head), bytes(self._body), self._time_left())
         self._header = None
         self._outgoing = self._serve(request)
         if self._outgoing is None:
@@ -141,7 +156,7 @@ class RequestLine:
         try:
             outgoing = self._outgoing
             assert outgoing is not None
-            if outgoing.read is not None and not outgoing.read.is_open:
+            if not outgoing.still():
                 raise GivenUp(sum(len(part) for part in outgoing.parts))
             try:
                 sent = self._sock.sendmsg(outgoing.parts[:MOST_PARTS])
@@ -176,11 +191,16 @@ class RequestLine:
                 self._timer.cancel()
             self._timer = self._loop.call_at(until, self._look_at_time)
 
+    def _time_left(self) -> Nanos:
+        return seconds(max(0.0, self._whole_by - self._loop.time()))
+
     def _look_at_time(self) -> None:
         if self._loop.time() < self._until:
             self._timer = self._loop.call_at(self._until, self._look_at_time)
         elif self._outgoing is not None:
             self._fail(StoodStill(f"the reader took nothing for {to_milliseconds(self._send_idle):.0f} ms"))
+        elif (self._have or self._header is not None) and self._loop.time() >= self._whole_by:
+            self._fail(BadFrame("too_slow", "a request that takes too long to come"))
         elif self._have or self._header is not None:
             self._fail(StoodStill(f"nothing moved for {to_milliseconds(self._rest):.0f} ms amidst a request"))
         else:

@@ -76,9 +76,11 @@ class NodeServer:
         clock: Clock | None = None,
         metrics_registry: CollectorRegistry | None = None,
         wrap_ssd: Callable[[SsdRegions], Tier] = lambda regions: regions,
+        wrap_gpu: Callable[[Tier], Tier] = lambda arena: arena,
     ) -> None:
         """Raises ConfigError when a tier cannot be had. `own`: this node's standing in the registry that `views` follows; without one it
-        cannot be drained, and takes over all its stripes at once. `wrap_ssd` puts something between the node and its disk: faults."""
+        cannot be drained, and takes over all its stripes at once. `wrap_ssd` and `wrap_gpu` put something between the node and its
+        medium: faults."""
         self.config = config
         self.boot_id = BootId(secrets.token_bytes(BOOT_ID_BYTES))
         self.member_state = MemberState.JOINING
@@ -98,7 +100,7 @@ class NodeServer:
             if config.gpu_device is not None:
                 from kvstore.tiers.gpu import GpuArena  # torch: seconds, and a GB that a node without a device can do without
 
-                self._gpu = GpuArena(config.gpu_device, config.gpu_capacity)
+                self._gpu = wrap_gpu(GpuArena(config.gpu_device, config.gpu_capacity))
                 opening.callback(self._gpu.close)
             self._regions: SsdRegions | None = None
             self._ssd: Tier | None = None

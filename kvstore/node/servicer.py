@@ -30,6 +30,7 @@ from kvstore.core.events import (
     ReserveStatus,
 )
 from kvstore.core.expiry import MAX_TTL
+from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable
 from kvstore.ids import AS_SEALED, LeaseId, RungCode, WriteToken
 from kvstore.node.config import NodeConfig
@@ -74,7 +75,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         check_batch(request.items, "items")
         key_space = key_space_from_proto(request.key_space)
         items = tuple(
-            ReserveItem(block_ref_from_proto(item.block), self._payload_bytes(item.payload_bytes), _block_ttl(item), _rung(item.rung))
+            ReserveItem(block_ref_from_proto(item.block), _payload_bytes(item), _block_ttl(item), _rung(item.rung))
             for item in request.items
         )
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)
@@ -217,12 +218,6 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
             status=int(grant.status), write_token=grant.write_token, arena_offset=grant.extent.offset, ticket=ticket.to_bytes()
         )
 
-    def _payload_bytes(self, size: int) -> int:
-        if not 0 < size <= self._config.arena_capacity:
-            place = "host tier" if self._config.host_capacity else "staging"
-            raise InvalidRequest(f"payload_bytes must be 1 to {self._config.arena_capacity} (the {place} of this node): {size}")
-        return size
-
     async def _next_chunk(self, chunks: AsyncIterator[store_pb2.WriteChunk]) -> store_pb2.WriteChunk | None:
         """None at the end. A writer that is silent for so long that its reservations are gone is cut off."""
         try:
@@ -235,6 +230,13 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
         unfinished = tuple(token for token in tokens if self._node.incoming.is_open(token) and not self._node.incoming.is_complete(token))
         if unfinished:
             self._node.feed(ReservationsAbandoned(write_tokens=unfinished))
+
+
+def _payload_bytes(item: store_pb2.ReserveItem) -> int:
+    """What is only too large for this node is answered so, item by item."""
+    if not 0 < item.payload_bytes <= MAX_PAYLOAD_BYTES:
+        raise InvalidRequest(f"payload_bytes must be 1 to {MAX_PAYLOAD_BYTES}: {item.payload_bytes}")
+    return int(item.payload_bytes)
 
 
 def _block_ttl(item: store_pb2.ReserveItem) -> Nanos | None:

@@ -15,6 +15,7 @@ from kvstore.core.events import (
     ReserveRequested,
 )
 from kvstore.core.expiry import MAX_TTL
+from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.node.config import NodeConfig
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
@@ -81,8 +82,8 @@ class StreamControl:
         self._node.ask_now(acquire, AnswerAcquire, answered)
 
     def _reserve(self, request: ReserveBody, reply: Reply) -> None:
-        if not all([0 < item.payload_bytes <= self._config.arena_capacity for item in request.items]):
-            raise BadFrame("bad_length", f"a payload must have 1 to {self._config.arena_capacity} bytes")
+        if not all([0 < item.payload_bytes <= MAX_PAYLOAD_BYTES for item in request.items]):
+            raise BadFrame("bad_length", f"a payload must have 1 to {MAX_PAYLOAD_BYTES} bytes")
         if any([item.ttl is not None and item.ttl > MAX_TTL for item in request.items]):
             raise BadFrame("bad_length", "a block lives ten years at most")
         expires_at = Nanos(self._node.now() + self._config.reservation_ttl)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from kvstore.core.events import ReadStatus
+from kvstore.errors import Unavailable
 from kvstore.ids import WriteToken
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.payload_stream import Entry
@@ -66,7 +67,10 @@ class UcxLink:
         """Only after the proof of the request that brought the address. Raises BadFrame."""
         if self._endpoint is None or self._address != part.address:
             self.close()
-            worker = await self._host.worker()
+            try:
+                worker = await self._host.worker()
+            except Unavailable as error:
+                raise BadFrame("no_ucx", str(error)) from None
             try:
                 self._endpoint = worker.connect(part.address)
             except UcxFailed as error:
@@ -114,17 +118,25 @@ class UcxSink:
         self._number = number
         self._tags = tags
         self._idle = idle
+        self._is_sending = False
 
-    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool] | None) -> None:
-        """Raises StreamCut, also when the read was closed: then the reader may have got what is another block's by now, and its checksum
-        says so."""
+    def withdraw(self) -> None:
+        """What UCX has been given and not sent is taken back: its memory is another's from now on."""
+        if self._is_sending:
+            self._endpoint.close()
+
+    async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool]) -> None:
+        """Raises StreamCut, also when it was withdrawn."""
         statuses = bytes([entry if isinstance(entry, ReadStatus) else ReadStatus.OK for entry in group])
         await self._stream.send([Header(FrameKind.GROUP, self._number, len(statuses), 0, first).pack(), statuses], idle=self._idle)
         pieces = [piece for entry in group if not isinstance(entry, ReadStatus) for piece in pieces_of(entry)]
-        sent = [self._endpoint.send(piece, next(self._tags)) for piece in pieces]
-        await moved(sent, stream=self._stream, idle=self._idle)
-        if still is not None and not still():
-            raise StreamCut("the read was closed under the transfer")
+        if not still():
+            raise StreamCut("the read was closed")
+        self._is_sending = True
+        try:
+            await moved([self._endpoint.send(piece, next(self._tags)) for piece in pieces], stream=self._stream, idle=self._idle)
+        finally:
+            self._is_sending = False
 
 
 def _pieces(items: Sequence[WriteItem]) -> Iterator[tuple[WriteItem, int, int]]:

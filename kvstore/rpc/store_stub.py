@@ -17,7 +17,7 @@ import grpc.aio
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
 from kvstore.core.events import CommitStatus, ReadStatus, ReserveItem, ReserveStatus
-from kvstore.core.extent import Tier
+from kvstore.core.extent import MAX_PAYLOAD_BYTES, Tier
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import AS_SEALED, BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RungCode, WriteToken
 from kvstore.rpc.convert import block_ref_to_proto, block_refs_to_proto, key_space_to_proto
@@ -25,6 +25,8 @@ from kvstore.rpc.errors import error_of
 from kvstore.units import Bytes, Nanos, milliseconds, to_milliseconds, to_seconds
 
 Status = TypeVar("Status", bound=IntEnum)
+
+_LAST_PORT = 65535
 
 
 class DeadlinePassed(Unavailable):
@@ -99,6 +101,8 @@ class StoreStub:
 
     async def hello(self, *, timeout: Nanos) -> Greeting:
         answer = await _answer(self._stub.Hello(store_pb2.HelloRequest(), timeout=to_seconds(timeout)))
+        if answer.data_port > _LAST_PORT:
+            raise Unavailable(f"the node says that its data port is {answer.data_port}: not a peer of this version")
         return Greeting(
             NodeId(answer.node_id),
             BootId(answer.boot_id),
@@ -165,6 +169,9 @@ class StoreStub:
         )
         answer = await _answer(self._stub.AcquirePrefix(request, timeout=to_seconds(timeout)))
         _same_length(answer.blocks, blocks)
+        longest = max([block.payload_bytes for block in answer.blocks], default=0)
+        if longest > MAX_PAYLOAD_BYTES:  # the reader would make room for it
+            raise Unavailable(f"the node says that it has a payload of {longest} bytes: not a peer of this version")
         copies = tuple(
             FoundCopy(
                 Bytes(block.payload_bytes),

@@ -58,7 +58,9 @@ class ControlLine:
     @property
     def usable(self) -> bool:
         """For a new question."""
-        return not self._is_stale and not self.closed and (bool(self._waiting) or time.monotonic() - self._used_at < MOST_IDLE_S)
+        if self._is_stale or self.closed or self._connection.worn_out:
+            return False
+        return bool(self._waiting) or time.monotonic() - self._used_at < MOST_IDLE_S
 
     def ask(self, kind: FrameKind, body: bytes, *, timeout: Nanos, answered: Answered) -> None:
         """`answered` may be called before this returns."""

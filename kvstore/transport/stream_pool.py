@@ -25,6 +25,9 @@ MOST_IDLE_S = 30.0
 MOST_OPEN = 16
 """Beyond it a transfer waits for another to end."""
 
+MOST_REQUESTS = 1 << 31
+"""Of a connection: a header counts them in 32 bits. A busy control line comes to it within days."""
+
 Door = tuple[str, int] | str
 """(host, port), or the name of an abstract Unix socket."""
 
@@ -51,6 +54,10 @@ class Connection:
         self.stream.close()
         if self.companion is not None:
             self.companion.close()
+
+    @property
+    def worn_out(self) -> bool:
+        return self.number >= MOST_REQUESTS
 
     def next_number(self) -> int:
         self.number += 1
@@ -85,7 +92,7 @@ class StreamPool:
 
     def give_back(self, connection: Connection) -> None:
         """After a transfer that went well."""
-        if self._closed or len(self._idle) >= MOST_IDLE:
+        if self._closed or connection.worn_out or len(self._idle) >= MOST_IDLE:
             connection.close()
         else:
             self._idle.append((time.monotonic(), connection))

@@ -1,20 +1,45 @@
-"""Real nodes in this process, each transport in front of them, and a proxy that misbehaves on demand."""
+"""Real nodes in this process, each transport in front of them, and a proxy that misbehaves on demand.
+
+The contract, and over what it is tested. Transports: S shared memory (what is not in the host tier comes over its Unix socket), U UCX,
+T TCP, G gRPC. A dash: there is no such thing, for the reason given.
+
+                                   host     SSD      GPU
+    1 byte to 1 MiB and odd sizes  S U T G  S U T G  S U T G
+    64 MiB                         S U T G  S U T G  S U T G
+    the medium fails, gives less,
+      or other bytes               -        S U T G  S U T G   the host tier is mapped memory: it cannot fail, and its bits: next line
+    bits flip in the node's memory S U T G  -        -         read back from the medium they are those of the line above
+    bits flip on the way out       - U T G  - U T G  - U T G   S: the kernel copies, there is no wire
+    bits flip on the way in        - U T G  -        -         S: as before; a put goes through memory, whatever tier it is for
+    a flipped header               - U T -  -        -         the same head goes before every tier's bytes; G: gRPC's own affair
+    a message too short, too long  - U - -  -        -         only UCX has messages; over a stream such a thing is a cut or a bad header
+    a cut in the middle            - U T G  S U T G  - - T G   S: by the node itself, there being no wire; U, T too
+    a standstill in the middle     - U T G  -        -         the reader's own clock, which knows no tier; S: nothing could stand still
+    slow readers                   - U T G  S U T G  S U T G   S: what is mapped is read at the reader's own pace
+    a reader that is too slow      - U T G  S        -         after its time all tiers are given up in the same place
+    a wrong ticket, to read        - U T G  S U T G  S U T G   S: as before; G: none is shown, the lease itself is looked at
+    a wrong ticket, to write       - U T G  -        -         as bits on the way in; S: in place, see ARCHITECTURE.md, decision 11
+    eviction during a read         S U T G  S U T G  S U T G
+    a reader that leaves early     S U T G  S U T G  S U T G
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import hashlib
-import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kvstore.client import Acknowledge, BlockPut, CircuitConfig, ClientConfig, PutOutcome, StoreClient
+from kvstore.core.extent import Tier
 from kvstore.core.view import MemberState, View
 from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
 from kvstore.node.config import NodeConfig
@@ -42,9 +67,29 @@ def chain_of(sizes: Sequence[int]) -> list[BlockRef]:
     ]
 
 
+@lru_cache(32)
 def payload_of(ref: BlockRef, size: int) -> bytes:
     """The oracle: what a block of this key must read as."""
-    return random.Random(ref.hash).randbytes(size)
+    return np.random.Generator(np.random.SFC64(int.from_bytes(ref.hash))).bytes(size)
+
+
+def is_oracles(payload: memoryview, ref: BlockRef, size: int) -> bool:
+    """A memoryview compares itself byte by byte, which takes a thousand times as long."""
+    return np.array_equal(np.frombuffer(payload, np.uint8), np.frombuffer(payload_of(ref, size), np.uint8))
+
+
+TIER_ALONE: dict[Tier, dict[str, Any]] = {
+    Tier.HOST: {"ssd_path": None},
+    Tier.SSD: {"host_capacity": Bytes(0), "staging_capacity": Bytes(8 * MIB)},
+    Tier.GPU: {
+        "host_capacity": Bytes(0),
+        "staging_capacity": Bytes(8 * MIB),
+        "ssd_path": None,
+        "gpu_device": "cpu",
+        "gpu_capacity": Bytes(8 * MIB),
+    },
+}
+"""Keys of a node that has this tier and no other."""
 
 
 class Proxy:
@@ -56,6 +101,8 @@ class Proxy:
         """Ends the connection after so many bytes of it."""
         self.flip_at: int | None = None
         """Flips a bit of this byte of each connection."""
+        self.flip_up_at: int | None = None
+        """The same of what goes to the node, once."""
         self.hold_after: int | None = None
         """Passes nothing on after so many bytes, and keeps the connection."""
         self.connections = 0
@@ -69,7 +116,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def heal(self) -> None:
-        self.cut_after = self.flip_at = self.hold_after = None
+        self.cut_after = self.flip_at = self.flip_up_at = self.hold_after = None
 
     async def stop(self) -> None:
         self._server.close()
@@ -84,7 +131,11 @@ class Proxy:
             return
 
         async def up() -> None:
+            passed = 0
             while data := await reader.read(1 << 18):
+                if self.flip_up_at is not None and passed <= self.flip_up_at < passed + len(data):
+                    data, self.flip_up_at = _flipped(data, self.flip_up_at - passed), None
+                passed += len(data)
                 there_writer.write(data)
                 await there_writer.drain()
 
@@ -96,8 +147,7 @@ class Proxy:
                     await writer.drain()
                     continue
                 if self.flip_at is not None and passed <= self.flip_at < passed + len(data):
-                    at = self.flip_at - passed
-                    data = data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+                    data = _flipped(data, self.flip_at - passed)
                 limit = min((limit for limit in (self.cut_after, self.hold_after) if limit is not None), default=None)
                 if limit is not None and passed + len(data) > limit:
                     writer.write(data[: max(limit - passed, 0)])
@@ -120,6 +170,10 @@ class Proxy:
             there_writer.close()
 
 
+def _flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+
 @dataclass
 class Store:
     """One node, a client that reaches it by one transport alone, and the proxy between them where there is a wire."""
@@ -135,17 +189,24 @@ class Store:
         report = await self.client.put(KEY_SPACE, puts, acknowledge=Acknowledge.ALL)
         assert set(report.outcomes) <= {PutOutcome.STORED, PutOutcome.EXISTS}, report
 
-    async def read(self, refs: Sequence[BlockRef], sizes: Sequence[int], *, in_place: bool = False) -> list[str]:
-        """The reason of each block. What was given is as the oracle says."""
+    async def read(self, refs: Sequence[BlockRef], sizes: Sequence[int], *, in_place: bool = False, tier: Tier | None = None) -> list[str]:
+        """The reason of each block. What was given is as the oracle says. `tier`: where all of them must lie."""
         reasons: dict[int, str] = {}
         async with await self.client.acquire_prefix(KEY_SPACE, refs) as lease:
             assert len(lease) == len(refs)
+            assert tier is None or {copy.tier for copy in lease.copies} == {tier}
             async for block in self.client.read(lease, in_place=in_place):
                 reasons[block.index] = block.reason
                 if block.payload is not None:
-                    assert block.payload == payload_of(refs[block.index], sizes[block.index]), f"foreign bytes in block {block.index}"
+                    assert is_oracles(block.payload, refs[block.index], sizes[block.index]), f"foreign bytes in block {block.index}"
                     assert block.still_good()
         return [reasons[index] for index in range(len(refs))]
+
+    @asynccontextmanager
+    async def by(self, kind: str, *, client_config: ClientConfig = CONFIG) -> AsyncIterator[Store]:
+        """The same node by another client, which has another transport."""
+        async with StoreClient(self.views, replicas=1, config=dataclasses.replace(client_config, transports=(kind,))) as client:
+            yield dataclasses.replace(self, client=client)
 
     async def uses(self) -> str:
         """The transport that was in use."""
@@ -158,8 +219,7 @@ async def _serving(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, wire: bool = False, client_config: ClientConfig = CONFIG, **keys: Any
 ) -> AsyncIterator[Store]:
     kind, _, wires = kind.partition("-")
-    if kind == "ucx":
-        monkeypatch.setenv("UCX_TLS", "shm,self,tcp" if wires == "shm" else "tcp,self")
+    monkeypatch.setenv("UCX_TLS", "shm,self,tcp" if wires == "shm" else "tcp,self")
     faults = Faults()
     defaults: dict[str, Any] = {
         "host_capacity": Bytes(32 * MIB),
@@ -169,7 +229,9 @@ async def _serving(
     }
     config = NodeConfig(node_id="node-a", **(defaults | keys))
     views = StaticViews(View(Epoch(1)))
-    server = NodeServer(config, views=views, wrap_ssd=lambda regions: FaultyTier(regions, faults))
+    server = NodeServer(
+        config, views=views, wrap_ssd=lambda regions: FaultyTier(regions, faults), wrap_gpu=lambda arena: FaultyTier(arena, faults)
+    )
     await server.start()
     proxy: Proxy | None = None
     address = server.address
@@ -221,6 +283,17 @@ def chain() -> Callable[[Sequence[int]], list[BlockRef]]:
 @pytest.fixture
 def oracle() -> Callable[[BlockRef, int], bytes]:
     return payload_of
+
+
+@pytest.fixture
+def right() -> Callable[[memoryview, BlockRef, int], bool]:
+    """Whether a payload is as the oracle says."""
+    return is_oracles
+
+
+@pytest.fixture
+def tier_alone() -> dict[Tier, dict[str, Any]]:
+    return TIER_ALONE
 
 
 @pytest.fixture

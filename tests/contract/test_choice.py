@@ -45,6 +45,8 @@ def test_the_fastest_that_both_sides_allow_is_chosen_and_says_why(run: Any, serv
         async with serving("grpc", shm=ShmAccess.OFF, tcp=False) as store:
             assert (await choice_of(store)).kind is TransportKind.GRPC
 
+    run(test())
+
 
 def test_without_ucxx_on_this_side_there_is_no_ucx(run: Any, serving: Any, monkeypatch: Any) -> None:
     async def test() -> None:

@@ -9,6 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
@@ -227,7 +228,7 @@ class Handover:
                     found.surplus_blocks += len(blocks)
                     found.surplus_bytes += stripe.bytes
                 order = rank_all(stripe.stripe, stores)
-                before = order[: order.index(repairer.node_id)]
+                before = tuple(takewhile(lambda node_id: node_id != repairer.node_id, order))  # all, if this node is not in the view
                 mine = [digest for digest in blocks if not any(digest in held[node_id] for node_id in before)]
                 for owner in holders[: repairer.replicas]:
                     lacks = tuple(digest for digest in mine if owner != repairer.node_id and digest not in held.get(owner, set()))

@@ -14,6 +14,8 @@ class OpenRead:
         self.items = plan.items
         self.outcomes = [ReadOutcome.UNREAD] * len(plan.items)
         self.is_open = plan.operation != 0
+        self.before_end: Callable[[], None] = _nothing
+        """Called when the extents are given back, before they are: the last moment to take back what still reads them."""
         self._operation = plan.operation
         self._hand_in = hand_in
 
@@ -21,4 +23,9 @@ class OpenRead:
         """Gives the extents back. The second call does nothing: a read may be cancelled by the core and then ended by its stream."""
         if self.is_open:
             self.is_open = False
+            self.before_end()
             self._hand_in(ReadFinished(operation=self._operation, outcomes=tuple(self.outcomes)))
+
+
+def _nothing() -> None:
+    pass

@@ -10,7 +10,8 @@ from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseI
 from kvstore.units import Nanos
 
 SPACE = KeySpace(Namespace("n"), LayoutFingerprint(b"l" * 32))
-CONFIG = LeaseConfig(ttl=Nanos(10), max_ttl=Nanos(30), max_lifetime=Nanos(100), max_leases=8, max_read=Nanos(5))
+OTHER_SPACE = KeySpace(Namespace("other"), SPACE.layout)
+CONFIG = LeaseConfig(ttl=Nanos(10), max_ttl=Nanos(30), max_lifetime=Nanos(100), max_leases=8, max_leased_blocks=20, max_read=Nanos(5))
 
 
 def entry(number: int) -> Entry:
@@ -35,7 +36,8 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
     @rule(which=st.lists(st.integers(0, 5), min_size=1, max_size=8), ttl=st.sampled_from([None, 0, 5, 25, 500]))
     def grant(self, which: list[int], ttl: int | None) -> None:
         granted = self.table.grant(SPACE, [self.entries[number] for number in which], ttl=None if ttl is None else Nanos(ttl), now=self.now)
-        if len(self.model) >= CONFIG.max_leases:
+        blocks = sum(len(state[2]) for state in self.model.values())
+        if len(self.model) >= CONFIG.max_leases or blocks + len(set(which)) > CONFIG.max_leased_blocks:
             assert granted is None
             return
         assert granted is not None
@@ -45,13 +47,13 @@ class LeasesAgainstAModel(RuleBasedStateMachine):
         self.ids.append(lease)
         self.model[lease] = [self.now + got, self.now + 100, {self.entries[number].hash for number in which}]
 
-    @rule(pick=st.integers(0, 100), which=st.none() | st.lists(st.integers(0, 5), max_size=4))
-    def release(self, pick: int, which: list[int] | None) -> None:
-        """Often a lease that is over, or blocks that were released before: harmless."""
+    @rule(pick=st.integers(0, 100), which=st.none() | st.lists(st.integers(0, 5), max_size=4), foreign=st.booleans())
+    def release(self, pick: int, which: list[int] | None, foreign: bool) -> None:
+        """Often a lease that is over, of another key space, or blocks that were released before: harmless."""
         lease = self.ids[pick % len(self.ids)]
         hashes = None if which is None else [self.entries[number].hash for number in which]
-        self.table.release(lease, hashes)
-        if lease in self.model:
+        self.table.release(lease, OTHER_SPACE if foreign else SPACE, hashes)
+        if not foreign and lease in self.model:
             self.model[lease][2] -= self.model[lease][2].copy() if hashes is None else set(hashes)
             if not self.model[lease][2]:
                 del self.model[lease]
@@ -106,5 +108,4 @@ def test_a_lease_says_nothing_about_another_key_space() -> None:
     known = entry(1)
     granted = table.grant(SPACE, [known], ttl=None, now=Nanos(0))
     assert granted is not None
-    other = KeySpace(Namespace("other"), SPACE.layout)
-    assert table.entry(granted[0], other, known.hash, now=Nanos(0)) is None
+    assert table.entry(granted[0], OTHER_SPACE, known.hash, now=Nanos(0)) is None

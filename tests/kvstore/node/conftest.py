@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import itertools
+import socket
 import subprocess
 import sys
 from contextlib import aclosing, asynccontextmanager, contextmanager
@@ -13,12 +14,14 @@ from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import AnswerLocate, CommitStatus, LocateRequested, ReadStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.core.view import View
-from kvstore.ids import BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
+from kvstore.ids import BOOT_ID_BYTES, BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId
 from kvstore.node.config import NodeConfig
 from kvstore.node.server import NodeServer
 from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.channel import open_channel
 from kvstore.rpc.store_stub import StoreStub, WrittenChunk
+from kvstore.transport.frames import HEADER_BYTES, FrameKind, Header
+from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, proof_of
 from kvstore.units import KIB, MIB, Bytes, milliseconds, seconds
 
 KEY_SPACE = KeySpace(Namespace("kitchen"), LayoutFingerprint(hashlib.sha256(b"layout").digest()))
@@ -97,6 +100,44 @@ class OracleClient:
         statuses = await self.read(acquired.lease_id, found, size=size, **kwargs) if found else []
         await self.stub.release(acquired.lease_id, kwargs.get("key_space", KEY_SPACE), timeout=TIMEOUT)
         return statuses.count(ReadStatus.OK)
+
+
+class RawClient:
+    """Speaks the framing byte by byte, as well or as badly as a test wants."""
+
+    def __init__(self, sock):
+        self.sock = sock
+        self.number = 0
+
+    async def greeted(self):
+        greeting = await self.receive(HEADER_BYTES + NONCE_BYTES + BOOT_ID_BYTES)
+        assert Header.unpack(greeting).kind is FrameKind.GREETING
+        self.nonce = greeting[HEADER_BYTES : HEADER_BYTES + NONCE_BYTES]
+        return self
+
+    async def send(self, data):
+        await asyncio.get_running_loop().sock_sendall(self.sock, data)
+
+    async def receive(self, count):
+        data = b""
+        while len(data) < count:
+            got = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, count - len(data)), 10)
+            assert got, f"closed after {len(data)} of {count} bytes"
+            data += got
+        return data
+
+    async def closed(self):
+        """Reads to the end; whether the node closed the connection, rather than answering."""
+        try:
+            return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), 10) == b""
+        except ConnectionResetError:
+            return True
+
+    def request(self, kind, body, tickets, *, length=None, number=None, nonce=None):
+        number = self.number if number is None else number
+        self.number = number + 1
+        header = Header(kind, number, len(body) + PROOF_BYTES if length is None else length).pack()
+        return header + body + proof_of(tickets, nonce=nonce or self.nonce, message=header + body)
 
 
 @pytest.fixture
@@ -181,6 +222,46 @@ def node_process(tmp_path):
             popen.stdout.close()
 
     return start
+
+
+@pytest.fixture
+def raw():
+    """`async with raw(server) as connect`: `await connect()` gives a greeted connection to the TCP door."""
+
+    @asynccontextmanager
+    async def clients(server):
+        socks = []
+
+        async def connect(*, local=False):
+            sock = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
+            sock.setblocking(False)
+            socks.append(sock)
+            hello = server._hello()
+            await asyncio.get_running_loop().sock_connect(sock, "\0" + hello.local_door if local else ("127.0.0.1", hello.data_port))
+            return await RawClient(sock).greeted()
+
+        try:
+            yield connect
+        finally:
+            for sock in socks:
+                sock.close()
+
+    return clients
+
+
+@pytest.fixture
+def refused():
+    """How many connections a node has refused, by reason."""
+
+    def count(server):
+        return {
+            sample.labels["reason"]: sample.value
+            for metric in server._metrics.data_refused.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total") and sample.value
+        }
+
+    return count
 
 
 @pytest.fixture

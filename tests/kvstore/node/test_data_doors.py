@@ -7,12 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import asynccontextmanager
 
 import pytest
 
 from kvstore.core.events import ReadStatus
-from kvstore.ids import BOOT_ID_BYTES
 from kvstore.node import data_connection
 from kvstore.node.config import ShmAccess
 from kvstore.transport.control_frames import MAX_CONTROL_BYTES, pack_commit
@@ -27,84 +25,12 @@ from kvstore.transport.frames import (
     pack_write_body,
     unpack_tokens,
 )
-from kvstore.transport.ticket import NONCE_BYTES, PROOF_BYTES, Ticket, proof_of
+from kvstore.transport.ticket import Ticket
 from kvstore.transport.ucx_worker import open_worker, ucx_obstacle
 from kvstore.units import MIB, Bytes, Nanos, milliseconds, seconds
 
 PAYLOAD_BYTES = 20_000
 CONTROL = Header(FrameKind.CONTROL, 0, 0).pack()
-
-
-class RawClient:
-    """Speaks the framing byte by byte, as well or as badly as a test wants."""
-
-    def __init__(self, sock):
-        self.sock = sock
-        self.number = 0
-
-    async def greeted(self):
-        greeting = await self.receive(HEADER_BYTES + NONCE_BYTES + BOOT_ID_BYTES)
-        assert Header.unpack(greeting).kind is FrameKind.GREETING
-        self.nonce = greeting[HEADER_BYTES : HEADER_BYTES + NONCE_BYTES]
-        return self
-
-    async def send(self, data):
-        await asyncio.get_running_loop().sock_sendall(self.sock, data)
-
-    async def receive(self, count):
-        data = b""
-        while len(data) < count:
-            got = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, count - len(data)), 10)
-            assert got, f"closed after {len(data)} of {count} bytes"
-            data += got
-        return data
-
-    async def closed(self):
-        """Reads to the end; whether the node closed the connection, rather than answering."""
-        try:
-            return await asyncio.wait_for(asyncio.get_running_loop().sock_recv(self.sock, 1 << 16), 10) == b""
-        except ConnectionResetError:
-            return True
-
-    def request(self, kind, body, tickets, *, length=None, number=None, nonce=None):
-        number = self.number if number is None else number
-        self.number = number + 1
-        header = Header(kind, number, len(body) + PROOF_BYTES if length is None else length).pack()
-        return header + body + proof_of(tickets, nonce=nonce or self.nonce, message=header + body)
-
-
-@pytest.fixture
-def raw(eventually):
-    """`async with raw(server) as connect`: `await connect()` gives a greeted connection to the TCP door."""
-
-    @asynccontextmanager
-    async def clients(server):
-        socks = []
-
-        async def connect(*, local=False):
-            sock = socket.socket(socket.AF_UNIX if local else socket.AF_INET)
-            sock.setblocking(False)
-            socks.append(sock)
-            hello = server._hello()
-            await asyncio.get_running_loop().sock_connect(sock, "\0" + hello.local_door if local else ("127.0.0.1", hello.data_port))
-            return await RawClient(sock).greeted()
-
-        try:
-            yield connect
-        finally:
-            for sock in socks:
-                sock.close()
-
-    return clients
-
-
-def _refused(server):
-    return {
-        sample.labels["reason"]: sample.value
-        for metric in server._metrics.data_refused.collect()
-        for sample in metric.samples
-        if sample.name.endswith("_total") and sample.value
-    }
 
 
 def _read_request(raw_client, acquired, refs, key_space, **changes):
@@ -123,7 +49,7 @@ async def _read_answer(raw_client, refs):
 
 
 def test_a_read_with_its_ticket_is_answered_and_every_forgery_of_it_closes_the_connection(
-    serving, chain, payload, key_space, raw, eventually
+    serving, chain, payload, key_space, raw, eventually, refused
 ):
     async def test():
         async with serving() as (server, client), raw(server) as connect:
@@ -140,7 +66,7 @@ def test_a_read_with_its_ticket_is_answered_and_every_forgery_of_it_closes_the_c
             elsewhere = await connect()
             await elsewhere.send(request)  # and on another
             assert await elsewhere.closed()
-            assert _refused(server) == {"replay": 1, "bad_ticket": 1}
+            assert refused(server) == {"replay": 1, "bad_ticket": 1}
 
             for at in range(HEADER_BYTES, len(request), 37):  # any byte behind the header
                 forger = await connect()
@@ -212,19 +138,19 @@ def test_a_ticket_covers_no_block_outside_its_lease_and_ends_with_its_time(servi
         (Header(FrameKind.PUSH, 0, 200).pack() + UcxPart(1, b"a" * 100).pack() + b"\xff" * 90, "bad_length"),
     ],
 )
-def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage, reason):
+def test_garbage_closes_the_connection_and_moves_a_counter(serving, raw, garbage, reason, refused):
     async def test():
         async with serving() as (server, _), raw(server) as connect:
             client = await connect()
             await client.send(garbage)
             assert await client.closed()
-            assert _refused(server) == {reason: 1}
+            assert refused(server) == {reason: 1}
 
     asyncio.run(test())
 
 
 @pytest.mark.skipif(ucx_obstacle() is not None, reason="ucxx is not installed")
-def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, payload, key_space, raw):
+def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, payload, key_space, raw, refused):
     async def test():
         async with serving() as (server, client), raw(server) as connect:
             refs = chain("a", 2)
@@ -240,11 +166,11 @@ def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, pa
             thief = await connect()
             await thief.send(thief.request(FrameKind.PUSH, UcxPart(7, b" garbage" * 20).pack() + items, [ticket]))
             assert await thief.closed()
-            assert _refused(server) == {"bad_ticket": 2}
+            assert refused(server) == {"bad_ticket": 2}
             liar = await connect()
             await liar.send(liar.request(FrameKind.FETCH, body, [ticket]))
             assert await liar.closed()
-            assert _refused(server) == {"bad_ticket": 2, "bad_ucx_address": 1}
+            assert refused(server) == {"bad_ticket": 2, "bad_ucx_address": 1}
 
             overheard = await connect()
             worker = await open_worker(net_devices="lo")
@@ -261,7 +187,7 @@ def test_an_address_of_ucx_without_a_ticket_never_reaches_ucx(serving, chain, pa
             elsewhere = await connect()
             await elsewhere.send(request)
             assert await elsewhere.closed()
-            assert _refused(server) == {"bad_ticket": 3, "bad_ucx_address": 1, "replay": 1}
+            assert refused(server) == {"bad_ticket": 3, "bad_ucx_address": 1, "replay": 1}
             worker.close()
 
     asyncio.run(test())
@@ -273,7 +199,7 @@ async def _ucx_address(raw_client):
     return await raw_client.receive(header.length)
 
 
-def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch):
+def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch, refused):
     monkeypatch.setattr(data_connection, "FIRST_REQUEST", milliseconds(100))
     monkeypatch.setattr(data_connection, "REST_OF_REQUEST", milliseconds(100))
 
@@ -287,7 +213,7 @@ def test_a_half_open_connection_is_closed_in_time(serving, raw, monkeypatch):
             control = await connect()
             await control.send(CONTROL + Header(FrameKind.ACQUIRE, 1, 500).pack() + b"half")
             assert await control.closed()
-            assert _refused(server) == {"half_open": 1, "stood_still": 2}
+            assert refused(server) == {"half_open": 1, "stood_still": 2}
             assert server.status().data_connections["tcp"] == 0
 
     asyncio.run(test())
@@ -326,7 +252,7 @@ def test_bytes_for_a_reservation_that_is_over_touch_nothing_and_the_others_arriv
     asyncio.run(test())
 
 
-def test_a_length_other_than_reserved_and_a_writer_that_dies_halfway_leave_nothing(serving, chain, raw, eventually):
+def test_a_length_other_than_reserved_and_a_writer_that_dies_halfway_leave_nothing(serving, chain, raw, eventually, refused):
     async def test():
         async with serving() as (server, client), raw(server) as connect:
             [grant] = await client.reserve(chain("a", 1))
@@ -337,7 +263,7 @@ def test_a_length_other_than_reserved_and_a_writer_that_dies_halfway_leave_nothi
                     liar.request(FrameKind.WRITE, pack_write_body([WriteItem(grant.write_token, length, ticket.expires_at)]), [ticket])
                 )
                 assert await liar.closed()
-            assert _refused(server) == {"bad_ticket": 3}
+            assert refused(server) == {"bad_ticket": 3}
             dying = await connect()
             body = pack_write_body([WriteItem(grant.write_token, PAYLOAD_BYTES, ticket.expires_at)])
             await dying.send(dying.request(FrameKind.WRITE, body, [ticket]) + bytes(100))
@@ -347,7 +273,7 @@ def test_a_length_other_than_reserved_and_a_writer_that_dies_halfway_leave_nothi
     asyncio.run(test())
 
 
-def test_a_sealed_arena_cannot_be_written_by_anybody_else_and_nobody_may_say_that_it_was(serving, chain, raw):
+def test_a_sealed_arena_cannot_be_written_by_anybody_else_and_nobody_may_say_that_it_was(serving, chain, raw, refused):
     async def test():
         async with serving(shm=ShmAccess.READ) as (server, client), raw(server) as connect:
             [grant] = await client.reserve(chain("a", 1))
@@ -368,12 +294,12 @@ def test_a_sealed_arena_cannot_be_written_by_anybody_else_and_nobody_may_say_tha
             placed = pack_commit([(grant.write_token, 1)])
             await local.send(Header(FrameKind.CONTROL, 1, 0).pack() + Header(FrameKind.PLACED, 2, len(placed)).pack() + placed)
             assert await local.closed()
-            assert _refused(server) == {"garbage": 1}
+            assert refused(server) == {"garbage": 1}
 
     asyncio.run(test())
 
 
-def test_a_process_of_another_user_gets_no_arena(serving, eventually):
+def test_a_process_of_another_user_gets_no_arena(serving, eventually, refused):
     if os.getuid() != 0:
         pytest.skip("only root can become somebody else")
     stranger = """
@@ -388,7 +314,7 @@ sys.exit(0 if sock.recv(1) == b"" else 1)
         async with serving() as (server, _):
             process = await asyncio.create_subprocess_exec(sys.executable, "-c", stranger, server._hello().local_door)
             assert await process.wait() == 0
-            assert _refused(server) == {"foreign_user": 1}
+            assert refused(server) == {"foreign_user": 1}
 
     asyncio.run(test())
 

@@ -335,6 +335,18 @@ def test_a_rebalance_says_what_would_move_and_then_moves_it(cluster, chain):
     asyncio.run(scenario())
 
 
+def test_a_store_that_is_not_in_its_view_says_too_what_would_move(serving, chain):
+    """It has yet to register, or was declared dead."""
+
+    async def scenario():
+        async with serving() as (_, client):
+            await client.store(chain("a", 3))
+            answer = await admin_pb2_grpc.AdminServiceStub(client.channel).Rebalance(admin_pb2.RebalanceRequest(dry_run=True))
+            assert (answer.surplus_blocks, list(answer.moves)) == (3, [])
+
+    asyncio.run(scenario())
+
+
 async def rebalance(cluster, *, dry_run):
     request = admin_pb2.RebalanceRequest(dry_run=dry_run)
     stubs = [admin_pb2_grpc.AdminServiceStub(client.channel) for client in cluster.clients.values()]

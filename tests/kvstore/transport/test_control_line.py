@@ -14,7 +14,7 @@ from kvstore.transport.control_line import ControlLine
 from kvstore.transport.frame_splitter import FrameSplitter
 from kvstore.transport.frames import BadFrame, FrameKind, Header
 from kvstore.transport.stream import Stream
-from kvstore.transport.stream_pool import Connection
+from kvstore.transport.stream_pool import MOST_REQUESTS, Connection
 from kvstore.units import Nanos, milliseconds, seconds
 
 LONG = seconds(60)
@@ -128,6 +128,22 @@ def test_a_bug_behind_one_answer_is_an_error_to_its_caller_and_costs_the_others_
 
     on_a_line(test)
     assert "KeyError" in caplog.text
+
+
+def test_a_line_whose_numbers_run_out_takes_nothing_new_and_the_others_are_still_answered() -> None:
+    async def test(line: ControlLine, node: Node, ask: Callable[[FrameKind, bytes, Nanos], None], answers: Answers) -> None:
+        line._connection.number = MOST_REQUESTS - 1
+        assert line.usable
+        ask(FrameKind.ACQUIRE, b"", LONG)
+        assert not line.usable
+        line.retire()
+        assert not line.closed
+        await node.hear(2)
+        await node.answer(MOST_REQUESTS - 1, b"last")
+        assert await answers.get() == b"last"
+        assert line.closed
+
+    on_a_line(test)
 
 
 @pytest.mark.parametrize("garbage", [b"", bytes(100), Header(FrameKind.PAYLOAD, 1, 0).pack()])
