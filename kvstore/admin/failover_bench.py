@@ -68,12 +68,15 @@ class _Failovers:
         self._client = client
         self._plan = plan
         self._tell = tell
+        self._starting: str | None = None
+        """A node that was struck last, and started anew beside what does not mind."""
 
     async def rows(self) -> list[Row]:
         rows: list[Row] = []
         dead: list[float] = []
         for tokens, most in self._plan.prompts:
             prompt = await self._client.prompt(tokens, seed=tokens)
+            self._wait_until_whole()
             self._tell(f"failover: {tokens:,} tokens, cold")
             cold = await self._client.ask(prompt, tokens=1)
             struck = [await self._struck(prompt, signal.SIGKILL) for _ in range(self._plan.kills)]
@@ -94,6 +97,7 @@ class _Failovers:
     async def _struck(self, prompt: list[int], blow: signal.Signals) -> Struck:
         """A stream whose decode node is struck in the middle. The other node has an empty pool: it has only just been started, or never
         served this prompt; and the struck one is started anew for the next blow."""
+        self._wait_until_whole()
         self._tell(f"failover: {len(prompt):,} tokens, {blow.name}")
         victims: list[str] = []
         at = 0.0
@@ -108,10 +112,16 @@ class _Failovers:
         stream = await self._client.ask(prompt, tokens=self._plan.answer, on_token=strike)
         self._tell(f"failover: {victims[0]} starts anew")
         self._cluster.processes[victims[0]].kill()
-        self._cluster.restart(victims[0])
+        self._cluster.start_anew(victims[0])
+        self._starting = victims[0]
         if stream.larder["failovers"] < 1:
             raise Unavailable(f"{victims[0]} was struck, and no stream moved")
         return Struck(stream, at)
+
+    def _wait_until_whole(self) -> None:
+        if self._starting is not None:
+            self._cluster.wait_until_back(self._starting)
+            self._starting = None
 
     async def _check(self, prompt: list[int], struck: list[Struck]) -> None:
         whole = await self._client.ask(prompt, tokens=self._plan.answer)

@@ -109,7 +109,7 @@ class _Hits:
                 began = time.monotonic()
                 await self._hit()
                 windows.append((began, time.monotonic()))
-                await asyncio.sleep(1.0)
+                await asyncio.sleep(0.6)
             over.set()
             await asyncio.gather(*running)
         finally:

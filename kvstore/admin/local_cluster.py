@@ -96,11 +96,19 @@ class LocalCluster:
 
     def restart(self, name: str) -> None:
         """Start a process anew with the same config, after a graceful stop if it still runs. Raises ProcessFailed."""
+        self.start_anew(name)
+        self.wait_until_back(name)
+
+    def start_anew(self, name: str) -> None:
+        """The same without waiting for it: `wait_until_back`."""
         process = self.processes[name]
         process.terminate()
         process.wait(STOP_TIMEOUT)
         process.start()
-        wait_until_ready([process], timeout=START_TIMEOUT)
+
+    def wait_until_back(self, name: str) -> None:
+        """Until it serves and the gateway has met it. Raises ProcessFailed."""
+        wait_until_ready([self.processes[name]], timeout=START_TIMEOUT)
         self._wait_until_gateway_ready(timeout=seconds(30))
 
     def decode_node_of_the_only_stream(self) -> str:

@@ -1,4 +1,4 @@
-"""`kvctl bench failover`: its parts, one after the other, each on clusters of its own."""
+"""`kvctl bench failover`: its parts, one after the other, on as few clusters as they can share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvstore.admin.bench_rows import Row
 from kvstore.admin.failover_bench import FailoverPlan, failover_cluster, measure_failover
 from kvstore.admin.hit_bench import HitPlan, hit_cluster, measure_hits
 from kvstore.admin.local_cluster import LocalCluster
-from kvstore.admin.write_behind_bench import WriteBehindPlan, measure_write_behind, write_behind_clusters
+from kvstore.admin.write_behind_bench import WriteBehindPlan, measure_write_behind, plain_cluster
 
 Tell = Callable[[str], None]
 
@@ -20,26 +20,25 @@ PARTS = ("hits", "failover", "writes")
 
 def measure_seams(parts: Sequence[str], *, model: str, cache_dir: Path | None, tell: Tell) -> list[Row]:
     """Blocking; leaves no process behind."""
-    rows: list[Row] = []
+    found: dict[str, list[Row]] = {}
     with tempfile.TemporaryDirectory(prefix="larder-seam-") as name:
         folder = Path(name)
-        if "hits" in parts:
+        if "hits" in parts or "writes" in parts:
             hits = HitPlan()
-            tell("hits: starting a cluster")
+            tell("starting a cluster of one decode node")
             with LocalCluster(hit_cluster(hits, folder=folder / "hits", model=model, cache_dir=cache_dir)) as cluster:
                 cluster.start()
-                rows += asyncio.run(measure_hits(cluster, hits, tell))
+                if "hits" in parts:
+                    found["hits"] = asyncio.run(measure_hits(cluster, hits, tell))
+                if "writes" in parts:
+                    tell("write-behind: starting the same without sealing")
+                    with LocalCluster(plain_cluster(cluster.plan, folder=folder / "plain")) as plain:
+                        plain.start()
+                        found["writes"] = asyncio.run(measure_write_behind(cluster, plain, WriteBehindPlan(), tell))
         if "failover" in parts:
             deaths = FailoverPlan()
             tell("failover: starting a cluster")
             with LocalCluster(failover_cluster(deaths, folder=folder / "failover", model=model, cache_dir=cache_dir)) as cluster:
                 cluster.start()
-                rows += asyncio.run(measure_failover(cluster, deaths, tell))
-        if "writes" in parts:
-            sealing, plain = write_behind_clusters(folder=folder, model=model, cache_dir=cache_dir)
-            tell("write-behind: starting two clusters")
-            with LocalCluster(sealing) as with_it, LocalCluster(plain) as without:
-                with_it.start()
-                without.start()
-                rows += asyncio.run(measure_write_behind(with_it, without, WriteBehindPlan(), tell))
-    return rows
+                found["failover"] = asyncio.run(measure_failover(cluster, deaths, tell))
+    return [row for part in PARTS for row in found.get(part, ())]

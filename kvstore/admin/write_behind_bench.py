@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvstore.admin.bench_client import BenchClient, opened_client
@@ -22,21 +22,9 @@ class WriteBehindPlan:
     rounds: int = 3
 
 
-def write_behind_clusters(*, folder: Path, model: str, cache_dir: Path | None) -> tuple[ClusterPlan, ClusterPlan]:
-    """(as it is, without sealing): one decode node each; the second has no store to spend anything on."""
-
-    def plan(name: str, *, stores: int, seal: bool) -> ClusterPlan:
-        return ClusterPlan(
-            folder=folder / name,
-            model=model,
-            cache_dir=cache_dir,
-            store_nodes=stores,
-            prefill_nodes=0,
-            decode_nodes=1,
-            compute=(("seal", seal),),
-        )
-
-    return plan("sealing", stores=2, seal=True), plan("plain", stores=0, seal=False)
+def plain_cluster(sealing: ClusterPlan, *, folder: Path) -> ClusterPlan:
+    """The same without sealing, and so without a store to spend anything on. Prompts here are too short for a prefill node."""
+    return replace(sealing, folder=folder, store_nodes=0, prefill_nodes=0, compute=(*sealing.compute, ("seal", False)))
 
 
 async def measure_write_behind(sealing: LocalCluster, plain: LocalCluster, plan: WriteBehindPlan, tell: Tell) -> list[Row]:

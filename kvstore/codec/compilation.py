@@ -14,14 +14,15 @@ from kvstore.codec.block_codec import BlockCodec
 from kvstore.codec.block_format import DIGEST_BYTES, Rung
 from kvstore.core.layout import Layout
 
-_COMPILED_FORMS = 12
-"""Of kernels.py four, of rung klt six, of fp8 two."""
+_COMPILED_FORMS = 14
+"""Of kernels.py four, of rung klt six, of fp8 two, of step_kernels.py two."""
 
 _MAX_WAIT_SECONDS = 60.0
 
 
-def warm_up(*codecs: BlockCodec) -> None:
-    """Compiles the kernels, and what `codecs` use besides, or loads them from numba's cache: before the first block must be fast.
+def warm_up(*codecs: BlockCodec, step_down: bool = False) -> None:
+    """Compiles the kernels, and what `codecs` use besides, or loads them from numba's cache: before the first block must be fast. With
+    `step_down` also those of a step down from one of the rungs of BITS.
 
     Cost: about 10 s of one core the first time on a machine (15 s more for rung klt), 0.3 s later on; nothing when it ran before in
     this process. When several processes start at once, one compiles and the others wait for it, 60 s at most, instead of
@@ -30,20 +31,23 @@ def warm_up(*codecs: BlockCodec) -> None:
     with compiling_alone(kernels.__file__):
         for left in reversed(range(_COMPILED_FORMS + 1)):
             try:
-                _run_every_kernel(codecs)
+                _run_every_kernel(codecs, step_down=step_down)
                 return
             except OSError:  # a full disk: the kernel is compiled by then, only its copy in the cache is missing
                 if not left:
                     raise
 
 
-def _run_every_kernel(codecs: Sequence[BlockCodec]) -> None:
+def _run_every_kernel(codecs: Sequence[BlockCodec], *, step_down: bool) -> None:
     for layout, block in (
         (Layout(layers=1, kv_heads=1, head_dim=8, dtype="bfloat16", block_tokens=8), np.zeros((1, 2, 1, 8, 8), np.uint16)),
         (Layout(layers=1, kv_heads=1, head_dim=8, dtype="float32", block_tokens=8), np.zeros((1, 2, 1, 8, 8), np.float32)),
     ):
         codec = BlockCodec(layout, model_digest=bytes(DIGEST_BYTES), rung=Rung.INT8)
-        codec.decode_into(codec.encode(block, start_position=0), block)
+        payload = codec.encode(block, start_position=0)
+        codec.decode_into(payload, block)
+        if step_down:
+            BlockCodec(layout, model_digest=bytes(DIGEST_BYTES), rung=Rung.INT4).step_down(payload)
     for codec in codecs:
         block = codec.empty_block()
         codec.decode_into(codec.encode(block, start_position=0), block)

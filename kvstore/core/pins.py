@@ -52,6 +52,9 @@ class PinTable:
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._pins
 
+    def get(self, entry: Entry) -> Pin | None:
+        return self._pins.get(entry)
+
     def is_hard(self, entry: Entry) -> bool:
         pin = self._pins.get(entry)
         return pin is not None and pin.kind is PinKind.HARD

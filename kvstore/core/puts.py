@@ -18,6 +18,7 @@ from kvstore.core.events import (
     NoteKind,
     ReservationsAbandoned,
     ReserveGrant,
+    ReserveItem,
     ReserveRequested,
     ReserveStatus,
     VerifyExtents,
@@ -29,7 +30,7 @@ from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
 from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
-from kvstore.ids import BlockHash, KeySpace, RequestId
+from kvstore.ids import AS_SEALED, BlockHash, KeySpace, RequestId
 from kvstore.units import Nanos
 
 _EXISTS = ReserveGrant(ReserveStatus.EXISTS)
@@ -107,7 +108,7 @@ class Puts:
         for item in event.items[before:]:
             ttl = usual_ttl if item.ttl is None else item.ttl
             present = entries.get(item.block.hash)
-            if present is not None:
+            if present is not None and not self._improves(present, item):
                 if not event.spare_room_only:
                     stock.put_again(present, ttl=ttl)
                 grants.append(_EXISTS)
@@ -162,6 +163,10 @@ class Puts:
             extent = None if spare_only else stock.host_room_of_last_copies(length, namespace)
         return ReserveStatus.NO_ROOM if extent is None else extent
 
+    def _improves(self, present: Entry, item: ReserveItem) -> bool:
+        """The payload is as sealed, and the block is here re-coded alone. Without a host tier the copy on the SSD would be in its way."""
+        return item.rung == AS_SEALED and self._staging is None and not present.readable_as_sealed
+
     def commit(self, event: CommitRequested, now: Nanos) -> None:
         stock = self._stock
         batch = _CommitBatch(event.request_id, len(event.items))
@@ -215,8 +220,12 @@ class Puts:
         copy.on(CopyEvent.VERIFIED)
         entry.expires_at = stock.today + reservation.ttl if reservation.ttl else 0
         stock.add_copy(entry, copy)
-        stock.list_entry(entry)
-        stock.note(NoteKind.STORED, "put", entry, copy.tier)
+        recoded = stock.index.get(entry.key_space, entry.hash)
+        if recoded is None:
+            stock.list_entry(entry)
+        else:
+            stock.list_instead(recoded, entry)
+        stock.note(NoteKind.STORED, "put" if recoded is None else "as_sealed", entry, copy.tier)
 
     def _one_done(self, batch: _CommitBatch) -> None:
         batch.open -= 1

@@ -141,6 +141,17 @@ class Stock:
             self.step_down.listed(entry, self.now)
         self.offer(entry)
 
+    def list_instead(self, recoded: Entry, entry: Entry) -> None:
+        """The same block as sealed, with its first READABLE copy. It lives as long as either would have, and has the pin and the uses of
+        the other; whoever leases that one reads on what he was told of."""
+        entry.expires_at = max(recoded.expires_at, entry.expires_at) if recoded.expires_at and entry.expires_at else 0
+        entry.uses = recoded.uses
+        pin = self.pins.get(recoded)
+        self.unlist(recoded)
+        self.list_entry(entry)
+        if pin is not None:
+            self.pins.pin(entry, pin)
+
     def put_again(self, entry: Entry, *, ttl: Nanos) -> None:
         """Somebody wanted to put the block, so somebody computed it: a use. It lives as long as the longest of its puts asked for; records
         on the SSD keep the end that they were written with."""

@@ -55,7 +55,7 @@ from kvstore.tiers.tier import Tier as Medium
 from kvstore.units import Nanos, seconds, to_seconds
 
 if TYPE_CHECKING:
-    from kvstore.codec.klt_tables import KltTables
+    from kvstore.codec.step_down import PayloadSteps
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Node:
         gpu: Medium | None = None,
         config: NodeConfig,
         clock: Clock,
-        tables: KltTables | None = None,
+        steps: PayloadSteps | None = None,
         on_notes: Callable[[Sequence[Note]], None] = lambda notes: None,
     ) -> None:
         loop = asyncio.get_running_loop()
@@ -101,7 +101,7 @@ class Node:
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
         self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
-        self._recoding = Recoding(self.source, loop, tables=tables) if config.step_down else None
+        self._recoding = None if steps is None else Recoding(self.source, loop, steps=steps)
         self._request_ids = itertools.count(1)
         self._waiting: dict[RequestId, tuple[type, Callable[[Any], None]]] = {}
         self._reads: dict[int, OpenRead] = {}

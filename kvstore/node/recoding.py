@@ -16,20 +16,18 @@ from kvstore.node.payload_source import PayloadSource
 from kvstore.tiers.tier import TierFailure
 
 if TYPE_CHECKING:
-    from kvstore.codec.klt_tables import KltTables
     from kvstore.codec.step_down import PayloadSteps
 
 logger = logging.getLogger(__name__)
 
 
 class Recoding:
-    """The core bounds how many are under way, and so the bytes kept here. numpy and numba are imported with the first of them."""
+    """The core bounds how many are under way, and so the bytes kept here."""
 
-    def __init__(self, source: PayloadSource, loop: asyncio.AbstractEventLoop, *, tables: KltTables | None) -> None:
+    def __init__(self, source: PayloadSource, loop: asyncio.AbstractEventLoop, *, steps: PayloadSteps) -> None:
         self._source = source
         self._loop = loop
-        self._tables = tables
-        self._steps: PayloadSteps | None = None
+        self._steps = steps
         self._made: dict[OperationId, bytes] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="step-down")
 
@@ -67,7 +65,7 @@ class Recoding:
             logger.warning("step-down: %s", failure)
             return ExtentRecoded(operation=operation, outcome=RecodeOutcome.SOURCE_FAILED), b""
         try:
-            stepped = self._stepper().step_down(payload, instruction.rung)
+            stepped = self._steps.step_down(payload, instruction.rung)
         except CodecFailure as failure:
             reason = failure.reason
         except UnsupportedFormat:
@@ -81,10 +79,3 @@ class Recoding:
             checksum = payload_checksum(stepped)
             return ExtentRecoded(operation=operation, outcome=RecodeOutcome.OK, length=len(stepped), checksum=checksum), stepped
         return ExtentRecoded(operation=operation, outcome=RecodeOutcome.REFUSED, reason=reason), b""
-
-    def _stepper(self) -> PayloadSteps:
-        if self._steps is None:
-            from kvstore.codec.step_down import PayloadSteps  # a node that steps nothing down starts without numpy
-
-            self._steps = PayloadSteps(self._tables)
-        return self._steps

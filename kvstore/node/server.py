@@ -56,7 +56,7 @@ from kvstore.transport.ticket import TicketOffice
 from kvstore.units import Bytes, Nanos, to_milliseconds
 
 if TYPE_CHECKING:
-    from kvstore.codec.klt_tables import KltTables
+    from kvstore.codec.step_down import PayloadSteps
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +163,7 @@ class NodeServer:
                 gpu=self._gpu,
                 config=self.config,
                 clock=self._clock,
-                tables=_tables(self.config),
+                steps=await asyncio.to_thread(_steps, self.config) if self.config.step_down else None,
                 on_notes=self._note,
             )
             self._server = make_server()
@@ -311,10 +311,12 @@ class NodeServer:
         )
 
 
-def _tables(config: NodeConfig) -> KltTables | None:
-    """Imported by a node that steps down alone: it takes numpy and numba. Raises ConfigError."""
-    if not config.step_down or config.step_down_tables is None:
-        return None
+def _steps(config: NodeConfig) -> PayloadSteps:
+    """Ready for the first block. Imported by a node that steps down alone, for it takes numpy and numba. Raises ConfigError. Cost: that of
+    `warm_up`."""
+    from kvstore.codec.compilation import warm_up
     from kvstore.codec.klt_tables import load_tables
+    from kvstore.codec.step_down import PayloadSteps
 
-    return load_tables(config.step_down_tables)
+    warm_up(step_down=True)
+    return PayloadSteps(None if config.step_down_tables is None else load_tables(config.step_down_tables))

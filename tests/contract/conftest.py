@@ -21,6 +21,8 @@ T TCP, G gRPC. A dash: there is no such thing, for the reason given.
     a wrong ticket, to write       - U T G  -        -         as bits on the way in; S: in place, see ARCHITECTURE.md, decision 11
     eviction during a read         S U T G  S U T G  S U T G
     a reader that leaves early     S U T G  S U T G  S U T G
+    many short transfers           - U T G  -        -         S: sockets of Unix take no ports
+    a herd of clients              -        S - T -  -         what is asked of a door is asked for every tier; G: tests/kvstore/node
 """
 
 from __future__ import annotations

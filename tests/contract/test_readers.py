@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from contextlib import aclosing
 from typing import Any
@@ -241,5 +242,39 @@ def test_without_its_own_ticket_nothing_is_written(kind: str, run: Any, serving:
             assert store.server.node.incoming.received_bytes(mine.write_token) == 0
             assert bytes(store.server.host.view(mine.arena_offset, 20_000)) == bytes(20_000)
             assert await store.read(refs[:1], sizes[:1]) == ["ok"]
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["ucx", "tcp", "grpc"])
+def test_many_short_transfers_take_few_connections(kind: str, run: Any, serving: Any, chain: Any) -> None:
+    """Each of its own would leave its port behind for a minute, and there are 28,000."""
+    refs = chain([1000] * 4)
+
+    async def test() -> None:
+        async with serving(kind, wire=True, ssd_path=None) as store:
+            await store.put(refs, [1000] * 4)
+            for _ in range(25):
+                await asyncio.gather(*[store.read(refs[:1], [1000]) for _ in range(4)])
+            assert store.proxy.connections <= 8, "the control line, those kept for transfers, and one that only looked"
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_a_herd_of_clients_that_connect_at_once_is_served(kind: str, run: Any, serving: Any, chain: Any, tier_alone: Any) -> None:
+    """What gRPC does with one is in tests/kvstore/node; UCX is begun over the TCP door."""
+    refs = chain([1000] * 2)
+
+    async def test() -> None:
+        async with serving(kind, **tier_alone[Tier.SSD]) as store:
+            await store.put(refs, [1000] * 2)
+
+            async def come() -> None:
+                async with store.by(kind) as one:
+                    assert await one.read(refs, [1000] * 2) == ["ok"] * 2
+                    assert await one.uses() == kind
+
+            await asyncio.gather(*[come() for _ in range(40)])
 
     run(test())

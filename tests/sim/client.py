@@ -105,6 +105,7 @@ class Lease:
     blocks: list[Wanted]
     """As they were acquired; each read begins with these."""
     parts: list[Held]
+    as_sealed: bool
 
 
 class SimulatedClient:
@@ -190,13 +191,13 @@ class SimulatedClient:
 
     # --- acquire, renew, release --------------------------------------------------------------------------------------------------------
 
-    def acquire(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> Steps:
+    def acquire(self, key_space: KeySpace, chain: Sequence[BlockRef], *, as_sealed: bool = False) -> Steps:
         """Returns a Lease on the longest run."""
         search: PrefixSearch[Held] = PrefixSearch(chain, self.router)
         parts: list[Held] = []
 
         def ask(node_id: NodeId, positions: Sequence[int]) -> Steps:
-            held = yield from self._acquire_at(node_id, key_space, [chain[position] for position in positions])
+            held = yield from self._acquire_at(node_id, key_space, [chain[position] for position in positions], as_sealed=as_sealed)
             if held is not None:
                 parts.append(held)
                 search.note(positions, [held if chain[position].hash in held.covered else None for position in positions])
@@ -211,12 +212,17 @@ class SimulatedClient:
                 self.give_back(held)
             elif surplus:
                 self.give_back(held, surplus)
-        return Lease(key_space, [Wanted(ref, held, held.covered[ref.hash]) for ref, held in run], [held for held in parts if needed[held]])
+        blocks = [Wanted(ref, held, held.covered[ref.hash]) for ref, held in run]
+        return Lease(key_space, blocks, [held for held in parts if needed[held]], as_sealed)
 
-    def _acquire_at(self, node_id: NodeId, key_space: KeySpace, blocks: Sequence[BlockRef]) -> Generator[Reply | int, Any, Held | None]:
+    def _acquire_at(
+        self, node_id: NodeId, key_space: KeySpace, blocks: Sequence[BlockRef], *, as_sealed: bool
+    ) -> Generator[Reply | int, Any, Held | None]:
         asked_at = self.now
         member = self.router.member(node_id)
-        request = AcquireRequested(request_id=_NO_REQUEST, key_space=key_space, blocks=tuple(blocks), ttl=CONFIG.lease_ttl)
+        request = AcquireRequested(
+            request_id=_NO_REQUEST, key_space=key_space, blocks=tuple(blocks), ttl=CONFIG.lease_ttl, as_sealed=as_sealed
+        )
         answer = yield from self._call(node_id, request)
         if not isinstance(answer, AnswerAcquire) or not answer.lease_id or member is None:
             return None
@@ -299,7 +305,7 @@ class SimulatedClient:
         for block in lease.blocks:
             payload = arrived[block.ref.hash]
             if payload is not None:
-                self._world.oracle.check_read(lease.key_space, block.ref, payload)
+                self._world.oracle.check_read(lease.key_space, block.ref, payload, as_sealed=lease.as_sealed)
         return arrived
 
     def _read_at(self, held: Held, blocks: list[Wanted], arrived: dict[BlockHash, bytes | None]) -> Steps:
@@ -367,7 +373,7 @@ class SimulatedClient:
         for node_id, blocks in by_node.items():
             for wanted in blocks:
                 wanted.asked.add(node_id)
-            held = yield from self._acquire_at(node_id, lease.key_space, [wanted.ref for wanted in blocks])
+            held = yield from self._acquire_at(node_id, lease.key_space, [wanted.ref for wanted in blocks], as_sealed=lease.as_sealed)
             if held is not None:
                 lease.parts.append(held)
             missing = []

@@ -37,9 +37,10 @@ from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.placement import place
 from kvstore.core.policies import PolicyName
+from kvstore.core.step_down import EVERYBODY, StepDownRule, StepDownRules
 from kvstore.core.store_config import SsdConfig, StoreConfig, WritePolicy
 from kvstore.core.view import View
-from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, Namespace, NodeId
+from kvstore.ids import BlockHash, BlockRef, BootId, KeySpace, LayoutFingerprint, Namespace, NodeId, RungCode
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
 
 REGION_BYTES = 16 * ALIGNMENT
@@ -62,6 +63,7 @@ class Storm(NamedTuple):
     """Of one client, on average."""
     pause_between_faults: Nanos = milliseconds(1400)
     faults: bool = True
+    step_down: bool = False
     whole_checks: float = 0.25
     """Of the events of a node: after so many, all that it holds is checked."""
 
@@ -116,6 +118,7 @@ class Cluster:
             max_moves=rng.choice((1, 3, 8)),
             min_dead_share=rng.choice((0.1, 0.25, 0.6)),
             retry_after=milliseconds(500),
+            step_down=_step_down_rules(rng) if self.storm.step_down else {},
         )
         return StoreConfig(
             host_capacity=Bytes((400 if self._roomy else rng.choice((12, 24, 60))) * ALIGNMENT),
@@ -229,7 +232,7 @@ class Cluster:
 
     def _get(self, client: SimulatedClient) -> Any:
         key_space, blocks = self._some_run()
-        lease: Lease = yield from client.acquire(key_space, blocks)
+        lease: Lease = yield from client.acquire(key_space, blocks, as_sealed=self.storm.step_down and self.rng.random() < 0.5)
         for _ in range(self.rng.choice((1, 1, 2))):
             found = yield from client.read(lease)
             for payload in found.values():
@@ -315,6 +318,11 @@ class Cluster:
             self.wait(milliseconds(5))
         assert reading.done, "a read of a healthy cluster does not end"
         return [block for block in blocks if reading.value.get(block.hash) is None]
+
+
+def _step_down_rules(rng: Random) -> StepDownRules:
+    finer = StepDownRule(rung=RungCode(7), keep_last=rng.choice((0, 2)))
+    return {EVERYBODY: (finer, StepDownRule(rung=RungCode(4), after=rng.choice((Nanos(0), seconds(2)))))}
 
 
 def _chains_of(key_space: KeySpace, *, branches: int) -> list[tuple[BlockRef, ...]]:

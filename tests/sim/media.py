@@ -37,7 +37,17 @@ def checksum_of(data: bytes | memoryview) -> int:
 class Media:
     """Outlives the boots of its node. The host tier keeps its old bytes too: a node that served those would serve a valid payload."""
 
-    def __init__(self, *, host_bytes: int, regions: int, region_bytes: int, rng: Random, gpu_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        host_bytes: int,
+        regions: int,
+        region_bytes: int,
+        rng: Random,
+        gpu_bytes: int = 0,
+        stepped_from: dict[int, int] | None = None,
+    ) -> None:
+        """`stepped_from`: of all media of a world, since nodes copy from each other."""
         self.host = bytearray(host_bytes)
         self.gpu = bytearray(gpu_bytes)
         self.disk = [bytearray(region_bytes) for _ in range(regions)]
@@ -46,7 +56,7 @@ class Media:
         self._sums: dict[tuple, int] = {}
         self._made: dict[int, bytes] = {}
         """What a step-down has made, by its operation."""
-        self.stepped_from: dict[int, int] = {}
+        self.stepped_from: dict[int, int] = {} if stepped_from is None else stepped_from
         """Checksum of everything that was stepped down -> of what was put."""
         self.bad: set[int] = set()
         """Checksums of copies that were found bad, or whose medium failed."""

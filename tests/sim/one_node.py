@@ -289,7 +289,11 @@ class SimulatedNode:
                     self.was_on_ssd.add((key_space, block.hash))
                 if self.config.has_host:
                     ttl = self.ttls[key_space, block.hash]
-                    self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = self.now + ttl if ttl else 0
+                    end = self.now + ttl if ttl else 0
+                    if instruction.reason == "as_sealed":
+                        before = self.ends[key_space, block.hash]
+                        end = max(before, end) if before and end else 0
+                    self.ends[key_space, block.hash] = self.first_ends[key_space, block.hash] = end
             case Note(kind=NoteKind.DEMOTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
                 self.was_on_ssd.add((key_space, block.hash))
             case Note() if instruction.kind is NoteKind.EVICTED and instruction.reason == "room":

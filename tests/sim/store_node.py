@@ -35,6 +35,7 @@ from kvstore.core.events import (
     CopyExtent,
     DeleteRequested,
     DiscardReservation,
+    DropRecoded,
     Event,
     Instruction,
     Note,
@@ -43,6 +44,7 @@ from kvstore.core.events import (
     ReadOutcome,
     ReadRequested,
     ReadStatus,
+    RecodeExtent,
     RenewRequested,
     ReservationsAbandoned,
     ReserveItem,
@@ -135,7 +137,9 @@ class StoreNode:
         self.lost_at: dict[Key, Nanos] = {}
         """When a block went from here, for whatever reason; by the time of the timeline."""
         regions = (0, 0) if config.ssd is None else (config.ssd.regions, config.ssd.region_bytes)
-        self.media = Media(host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng)
+        self.media = Media(
+            host_bytes=config.host_capacity, regions=regions[0], region_bytes=regions[1], rng=rng, stepped_from=world.oracle.stepped_from
+        )
         self._tombs: set[Key] = set()
         self._disk_stutters = False
         self._given_out: set[tuple[str, int]] = set()
@@ -179,6 +183,7 @@ class StoreNode:
         for instruction in self._io.values():
             if torn and isinstance(instruction, CopyExtent | WriteRegion) and self._rng.random() < 0.6:
                 self.media.put_down(instruction, torn=True)
+        self.media.forget_made()
         self._world.log(self.node_id, "CRASH")
         waiting = [*self._waiting.values(), *self._reading.values()]
         self.lost_at.update(
@@ -388,7 +393,9 @@ class StoreNode:
 
     def _take(self, instruction: Instruction) -> None:
         match instruction:
-            case CopyExtent() | VerifyExtents() | WriteRegion():
+            case DropRecoded():
+                self.media.drop(instruction.recoded)
+            case CopyExtent() | RecodeExtent() | VerifyExtents() | WriteRegion():
                 self._start_io(instruction.operation, instruction)
             case AnswerRead():
                 answer = self._waiting.pop(instruction.request_id)

@@ -50,6 +50,13 @@ def test_a_cluster_keeps_its_promises_through_a_storm_and_converges_after_it(see
 
 
 @pytest.mark.parametrize("seed", SEEDS[:2])
+def test_a_cluster_that_steps_blocks_down_gives_nobody_other_numbers_than_he_asked_for(seed: int, run_cluster: Callable[..., Any]) -> None:
+    run = run_cluster(seed, nodes=4, replicas=2, step_down=True)
+    assert run.reads > 0
+    assert run.oracle.stepped_from, "nothing was stepped down"
+
+
+@pytest.mark.parametrize("seed", SEEDS[:2])
 def test_on_good_days_every_put_is_acknowledged_as_asked_and_every_lease_can_be_read(seed: int, run_cluster: Callable[..., Any]) -> None:
     run = run_cluster(seed, **storm_of(seed), faults=False)
     assert run.outcomes["failed"] + run.outcomes["degraded"] == 0 or run.reasons

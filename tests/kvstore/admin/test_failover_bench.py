@@ -6,7 +6,7 @@ from kvstore.admin.bench_rows import Row, parted_gaps_ms, percentile
 from kvstore.admin.failover_bench import Struck
 from kvstore.admin.hit_bench import HitPlan, hit_cluster
 from kvstore.admin.stream_client import Stream
-from kvstore.admin.write_behind_bench import write_behind_clusters
+from kvstore.admin.write_behind_bench import plain_cluster
 
 
 def test_a_row_is_judged_by_its_ratio_where_it_stands_beside_something() -> None:
@@ -41,7 +41,8 @@ def test_the_pool_of_the_hits_has_let_go_of_each_prompt_when_its_turn_comes(tmp_
 
 
 def test_sealing_is_measured_against_a_node_that_seals_nothing(tmp_path: Path) -> None:
-    sealing, plain = write_behind_clusters(folder=tmp_path, model="m", cache_dir=None)
-    assert (dict(sealing.compute)["seal"], dict(plain.compute)["seal"]) == (True, False)
-    assert (sealing.store_nodes, plain.store_nodes) == (2, 0)
+    sealing = hit_cluster(HitPlan(), folder=tmp_path, model="m", cache_dir=None)
+    plain = plain_cluster(sealing, folder=tmp_path)
+    assert dict(plain.compute) == {**dict(sealing.compute), "seal": False}
+    assert (sealing.store_nodes, plain.store_nodes) == (3, 0)
     assert sealing.decode_nodes == plain.decode_nodes == 1

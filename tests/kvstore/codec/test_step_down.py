@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvstore.codec import BlockCodec, Rung, read_header
-from kvstore.codec.bit_planes import dropped
-from kvstore.codec.reference import scale_of, widen
+from kvstore.codec.bit_planes import dropped, stepped_down
+from kvstore.codec.reference import narrow, scale_of, widen
+from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, CorruptPayload
 
 Make = Callable[..., BlockCodec]
@@ -43,6 +46,50 @@ def test_a_payload_steps_down_within_the_error_that_it_states(
     assert header.payload_bytes < 1.1 * direct.payload_bytes
     assert np.sqrt(np.square(error, dtype=np.float64).mean()) < 2 * direct.rms_error
     assert coarse.step_down(payload) == stepped
+
+
+@pytest.mark.parametrize(
+    ("layout", "finer", "coarser", "layer_rungs"),
+    [
+        ({}, Rung.INT8, Rung.INT4, {}),
+        ({"head_dim": 20, "block_tokens": 24}, Rung.INT8, Rung.INT5, {0: Rung.INT6}),
+        ({"head_dim": 72, "dtype": "float16"}, Rung.INT6, Rung.INT4, {1: Rung.INT5}),
+        ({"dtype": "float32"}, Rung.INT6, Rung.INT5, {0: Rung.INT8, 1: Rung.INT5}),
+    ],
+)
+def test_the_machine_code_drops_the_planes_that_the_definition_drops(
+    layout: dict[str, Any], finer: Rung, coarser: Rung, layer_rungs: dict[int, Rung]
+) -> None:
+    shape = Layout(**{"layers": 2, "kv_heads": 3, "head_dim": 64, "dtype": "bfloat16", "block_tokens": 32} | layout)
+    fine = BlockCodec(shape, model_digest=bytes(32), rung=finer, layer_rungs=layer_rungs, group=16, exact_tokens=3)
+    coarse = BlockCodec(shape, model_digest=bytes(32), rung=coarser)
+    rng = np.random.default_rng(7)
+    block = fine.empty_block()
+    numbers = rng.normal(0, 1, block.shape) * rng.choice([0.0, 1e-6, 1.0, 900.0], (*block.shape[:3], 1, 1)) + rng.choice(
+        [0, 0, 40], block.shape
+    )
+    block[:] = narrow(numbers.astype(np.float32), shape.dtype)
+    for start_position in (0, shape.block_tokens):
+        payload = fine.encode(block, start_position=start_position)
+        header, (exact, keys, values, side) = coarse.opened(payload)
+        stepped = coarse.step_down(payload)
+        after, sections = coarse.opened(stepped)
+        expected = stepped_down(header, keys, values, side, widths=after.widths)
+        assert tuple(section.tobytes() for section in sections) == (exact.tobytes(), *expected)
+        moved = (decoded(coarse, payload) - decoded(coarse, stepped).astype(np.float64)).reshape(-1)
+        rms = header.rms_error + math.sqrt(np.add.accumulate(moved * moved)[-1] / moved.size)
+        assert (after.max_abs_error, after.rms_error) == tuple(
+            float(np.float32(bound * (1 + 2.0**-22))) for bound in (header.max_abs_error + np.abs(moved).max(), rms)
+        )
+
+
+def test_a_scale_that_would_not_fit_its_code_is_refused(make_codec: Make) -> None:
+    fine, coarse = make_codec(Rung.INT8), make_codec(Rung.INT4)
+    block = fine.empty_block()
+    block[...] = narrow(np.where(np.arange(block.shape[-1]) % 2, -16128, 16128).astype(np.float32), "bfloat16")
+    with pytest.raises(CodecFailure) as failure:
+        coarse.step_down(fine.encode(block, start_position=fine.layout.block_tokens))
+    assert failure.value.reason == "out_of_range"
 
 
 def test_dropped_planes_stay_within_half_a_step_of_the_new_scale() -> None:

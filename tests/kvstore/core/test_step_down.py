@@ -8,18 +8,23 @@ import pytest
 from kvstore.core.copies import CopyState, copy_at
 from kvstore.core.events import (
     AcquiredBlock,
+    AnswerPin,
     AnswerReserve,
     AnswerVerify,
+    CommitStatus,
     CopyExtent,
     CopyOutcome,
     CopyVerdict,
     DeleteRequested,
     DropRecoded,
     ExtentsVerified,
+    PinKind,
+    PinRequested,
     ReadStatus,
     RecodeExtent,
     ReserveItem,
     ReserveRequested,
+    ReserveStatus,
     StopRequested,
     VerifyExtents,
     VerifyOutcome,
@@ -182,6 +187,72 @@ def test_a_stop_saves_blocks_as_they_are(ssd_node: Callable, chain: Callable) ->
     node.send(StopRequested(request_id=node.request()))
     node.written()
     assert [(one.recoded, one.target.length) for one in node.held if isinstance(one, CopyExtent)] == [(None, SIZE)]
+
+
+def on_ssd_alone(ssd_node: Callable, block: Any, **config: Any) -> Any:
+    """A node that has the block re-coded and not as sealed."""
+    node = stepped_node(ssd_node, block, **config)
+    node.wait(seconds(60))
+    without_host_copy(node, block)
+    return node
+
+
+def test_a_put_of_what_is_here_re_coded_alone_brings_it_back_as_sealed(ssd_node: Callable, chain: Callable) -> None:
+    (block,) = chain(1)
+    node = on_ssd_alone(ssd_node, block)
+    assert node.put(block, size=SIZE) == [CommitStatus.STORED]
+    found = node.acquire(block, as_sealed=True)
+    assert (found.blocks[0].payload_bytes, found.blocks[0].tier, found.recoded) == (SIZE, Tier.HOST, {})
+    assert node.put(block, size=SIZE) == [ReserveStatus.EXISTS]
+    node.finish_io()
+    entry = node.state._stock.index.get(node_space(node), block.hash)
+    assert [(one.tier, one.rung) for one in entry.placed] == [(Tier.HOST, AS_SEALED), (Tier.SSD, INT4)]
+
+
+def test_who_leases_the_re_coded_copy_reads_on_when_a_better_one_comes(ssd_node: Callable, chain: Callable) -> None:
+    (block,) = chain(1)
+    node = on_ssd_alone(ssd_node, block)
+    old = node.acquire(block)
+    assert node.put(block, size=SIZE) == [CommitStatus.STORED]
+    new = node.acquire(block)
+    assert [(read.items[0].extent.length, read.items[0].checksum) for read in (node.read(old.lease_id, block),)] == [(PAGE, 99)]
+    assert node.read(new.lease_id, block).items[0].extent.length == SIZE
+
+
+def test_a_better_copy_keeps_pin_and_end_of_life_of_the_block(ssd_node: Callable, chain: Callable) -> None:
+    first, second = chain(2)
+    node = ssd_node(16, step_down=EVERY_BLOCK)
+    node.put(first, size=SIZE, ttl=seconds(1000))
+    node.put(second, size=SIZE)
+    node.finish_io()
+    space = node_space(node)
+    pin = PinRequested(request_id=node.request(), key_space=space, hashes=(first.hash,), kind=PinKind.SOFT, ttl=seconds(500))
+    node.ask(pin, AnswerPin)
+    for block in (first, second):
+        without_host_copy(node, block)
+    assert node.put(first, second, size=SIZE, ttl=seconds(10)) == [CommitStatus.STORED] * 2
+    assert [pinned.hash for pinned in node.state.pins()] == [first.hash]
+    left = [owned.ttl for _, owned in node.listing()]
+    assert sorted(left) == [0, seconds(1000)]
+
+
+def test_a_re_coded_put_never_takes_the_place_of_what_is_here(ssd_node: Callable, chain: Callable) -> None:
+    (block,) = chain(1)
+    node = on_ssd_alone(ssd_node, block)
+    for rung in (BEHIND_RECODED, INT4, INT5):
+        items = (ReserveItem(block, PAGE, None, rung),)
+        answer = node.ask(ReserveRequested(request_id=node.request(), key_space=node_space(node), items=items), AnswerReserve)
+        assert answer.grants[0].status is ReserveStatus.EXISTS
+
+
+def test_a_re_coded_copy_that_a_better_one_replaced_does_not_outlive_a_delete(ssd_node: Callable, chain: Callable) -> None:
+    (block,) = chain(1)
+    node = on_ssd_alone(ssd_node, block)
+    space = node_space(node)
+    node.put(block, size=SIZE)
+    node.send(DeleteRequested(request_id=node.request(), key_space=space, hashes=(block.hash,)))
+    node.finish_io()
+    assert not node.restart().acquire(block).lease_id
 
 
 def test_a_put_may_say_that_it_was_computed_behind_re_coded_blocks(host_node: Callable, chain: Callable, space: KeySpace) -> None:

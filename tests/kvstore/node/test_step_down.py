@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from kvstore.core.extent import Tier
 from kvstore.core.layout import Layout
 from kvstore.core.view import Member, MemberState, Role, View
 from kvstore.errors import ConfigError
-from kvstore.ids import AS_SEALED, Epoch, KeySpace, Namespace, NodeId, RungCode
+from kvstore.ids import AS_SEALED, BOOT_ID_BYTES, BootId, Epoch, KeySpace, Namespace, NodeId, RungCode
 from kvstore.node.step_down_rules import parse_step_down
+from kvstore.registry.redis_server import EmbeddedRedis
 from kvstore.registry.view_source import StaticViews
 from kvstore.units import Bytes, seconds
 
@@ -109,6 +111,66 @@ def test_what_is_no_payload_or_cannot_be_stepped_down_goes_to_the_ssd_as_it_is(s
     asyncio.run(scenario())
 
 
+def client_at(address: str) -> StoreClient:
+    member = Member(
+        node_id=NodeId("node-p"),
+        boot_id=BootId(bytes(BOOT_ID_BYTES)),
+        role=Role.STORE,
+        address=address,
+        zone="a",
+        weight=1.0,
+        capacity_bytes=Bytes(1),
+        state=MemberState.ACTIVE,
+    )
+    return StoreClient(StaticViews(View(Epoch(1), (member,))), replicas=1)
+
+
+def test_after_a_kill_9_among_step_downs_a_block_is_right_or_not_there(node_process: Any, chain: Any, tmp_path: Path) -> None:
+    """And one whose record was spoiled meanwhile is not there."""
+    refs, fine = chain("a", 48), payloads(48)
+    coarse = [codec(Rung.INT4).step_down(payload) for payload in fine]
+
+    async def put_until_killed(address: str, popen: Any) -> None:
+        """16 are durable before the blow, which falls while the next are being stepped down."""
+        client = client_at(address)
+        try:
+            reports = [await client.put(SPACE, [BlockPut(refs[at], fine[at])]) for at in range(16)]
+            assert all(report.durable == (1,) for report in reports)
+            late = [asyncio.ensure_future(client.put(SPACE, [BlockPut(refs[at], fine[at])])) for at in range(16, 48)]
+            await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+            popen.kill()
+            await asyncio.wait(late)
+        finally:
+            await client.close()
+
+    async def found_at(address: str) -> dict[int, bytes]:
+        client = client_at(address)
+        found = {}
+        try:
+            for at in range(48):
+                async with await client.acquire_prefix(SPACE, [refs[at]]) as lease:
+                    async for block in client.read(lease):
+                        if block.payload is not None:
+                            found[at] = bytes(block.payload)
+                            assert (found[at], block.rung) in ((coarse[at], INT4), (fine[at], AS_SEALED))
+        finally:
+            await client.close()
+        return found
+
+    keys = {"write_policy": "write_through", "step_down": "*=int4"}
+    with EmbeddedRedis() as redis:
+        with node_process(redis, **keys) as (popen, address):
+            asyncio.run(put_until_killed(address, popen))
+            popen.wait()
+        spoiled = 3
+        flip_on_disk(tmp_path / "ssd", coarse[spoiled])
+        with node_process(redis, **keys) as (popen, address):
+            found = asyncio.run(found_at(address))
+            assert spoiled not in found
+            assert set(range(16)) - {spoiled} <= found.keys()
+            assert spoiled not in asyncio.run(found_at(address))
+
+
 def test_rules_read_as_they_are_written() -> None:
     finer, coarser = parse_step_down("int5, klt:6 after 1h behind 16")
     assert (rung_name(finer.rung), finer.after, finer.keep_last) == ("int5", 0, 0)
@@ -116,3 +178,11 @@ def test_rules_read_as_they_are_written() -> None:
     for wrong in ("int8", "klt", "int4 behind", "int4 within 5s", "", "int4:3", "klt:0"):
         with pytest.raises(ConfigError, match=r"step_down|stepped down"):
             parse_step_down(wrong)
+
+
+def flip_on_disk(folder: Path, payload: bytes) -> None:
+    """In the one record that has it."""
+    ((path, at),) = [(path, path.read_bytes().find(payload)) for path in folder.glob("region-*") if payload in path.read_bytes()]
+    with open(path, "r+b") as file:
+        file.seek(at + len(payload) // 2)
+        file.write(bytes([payload[len(payload) // 2] ^ 1]))

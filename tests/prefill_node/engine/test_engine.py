@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 
 import numpy as np
 import pytest
+import torch
 
 from kvstore.core.chain import chain_of
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
@@ -179,6 +181,25 @@ def test_cancelling_ends_the_request_within_a_step_and_frees_its_blocks(tiny, ru
         assert driver.collect(events)[-1] == FinishedOut(FinishReason.CANCELLED)
         assert driver.engine.load().free_blocks == 64
         assert driver.tokens(_prompt(8, 5), max_new_tokens=2, request_id="gone")
+
+
+def _tensor_bytes():
+    """Of all tensors alive in this process; a pass's activations stay until a larger pass comes."""
+    gc.collect()
+    storages = [found.untyped_storage() for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_a_long_prompt_takes_the_memory_of_one_chunk(tiny, running):
+    def grown(**config):
+        with running(tiny(), pool_blocks=100, **config) as driver:
+            driver.collect(driver.submit(_prompt(1, 32)))
+            before = _tensor_bytes()
+            driver.collect(driver.submit(_prompt(2, 800)))
+            return _tensor_bytes() - before
+
+    assert grown(chunk_tokens=32, step_tokens=64) <= 0
+    assert grown(first_come=True) > 1_000_000
 
 
 def test_an_answer_ends_at_the_longest_sequence(tiny, running):
