@@ -61,6 +61,8 @@ def write_folder(gguf: Path, folder: Path) -> None:
     fields = _without_origin(config.to_dict())
     fields |= {"architectures": [_ARCHITECTURES[architecture]], "dtype": "bfloat16", "tie_word_embeddings": "lm_head.weight" not in weights}
     fields.pop("quantization_config", None)
+    if head_dim := reader.get_field(f"{architecture}.attention.key_length"):
+        fields["head_dim"] = int(head_dim.contents())  # transformers reads it for some architectures only, and else has a default
     (folder / "config.json").write_text(json.dumps(fields, indent=1, sort_keys=True, default=str))
     special = {key: fields[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if fields.get(key) is not None}
     (folder / "generation_config.json").write_text(json.dumps(special, indent=1, sort_keys=True))

@@ -186,9 +186,13 @@ class Store:
     faults: Faults
     views: StaticViews
 
-    async def put(self, refs: Sequence[BlockRef], sizes: Sequence[int]) -> None:
+    async def put(self, refs: Sequence[BlockRef], sizes: Sequence[int], *, when_there_is_room: bool = False) -> None:
+        """`when_there_is_room`: as often as it takes, since a disk may be slower than the node waits for it."""
         puts = [BlockPut(ref, payload_of(ref, size)) for ref, size in zip(refs, sizes, strict=True)]
         report = await self.client.put(KEY_SPACE, puts, acknowledge=Acknowledge.ALL)
+        while when_there_is_room and "no_room" in report.reasons:
+            await asyncio.sleep(0.05)
+            report = await self.client.put(KEY_SPACE, puts, acknowledge=Acknowledge.ALL)
         assert set(report.outcomes) <= {PutOutcome.STORED, PutOutcome.EXISTS}, report
 
     async def read(self, refs: Sequence[BlockRef], sizes: Sequence[int], *, in_place: bool = False, tier: Tier | None = None) -> list[str]:

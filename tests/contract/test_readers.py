@@ -45,7 +45,7 @@ def test_what_is_leased_stays_while_other_blocks_push_everything_else_out(
                     held.append(block)
                     for round_ in range(3):
                         other = [size - 1 - block.index * 8 - round_] * 4
-                        await store.put(chain(other), other)
+                        await store.put(chain(other), other, when_there_is_room=True)
                 assert store.server.status().blocks < 4 + 4 * 3 * 4, "nothing was evicted?"
                 for block in held:
                     assert right(block.payload, refs[block.index], size)

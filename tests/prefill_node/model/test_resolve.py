@@ -17,15 +17,17 @@ from prefill_node.model.load import load_model
 from prefill_node.model.resolve import model_name, resolve_model
 from prefill_node.model.tokenizer import load_tokenizer
 
+PARTS = (
+    *("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
+    *("ffn_norm", "ffn_gate", "ffn_up", "ffn_down"),
+)
 
-@pytest.fixture(scope="module")
-def tiny_gguf(tiny_folder, tmp_path_factory):
-    """The tiny llama as llama.cpp would store it: rotary halves interleaved, names of its own."""
-    folder = tiny_folder("llama")
+
+def write_tiny_gguf(folder, path, *, architecture):
+    """The tiny model in `folder` as llama.cpp would store it: names of its own, and a llama's rotary halves interleaved."""
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    path = tmp_path_factory.mktemp("gguf") / "Tiny.gguf"
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, architecture)
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
@@ -51,19 +53,25 @@ def tiny_gguf(tiny_folder, tmp_path_factory):
     names |= {
         hf_name(f"blk.{i}.{part}.weight").removesuffix(".weight"): f"blk.{i}.{part}"
         for i in range(config["num_hidden_layers"])
-        for part in ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+        for part in PARTS
     }
     for name, weight in load_file(folder / "model.safetensors").items():
         array = weight.float().numpy()
-        if "q_proj" in name or "k_proj" in name:
+        if architecture == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             array = np.ascontiguousarray(array.reshape(heads, 2, array.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(array.shape))
-        writer.add_tensor(f"{names[name.removesuffix('.weight')]}.weight", array)
+        module, _, kind = name.rpartition(".")
+        writer.add_tensor(f"{names[module]}.{kind}", array)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tiny_folder, tmp_path_factory):
+    return write_tiny_gguf(tiny_folder("llama"), tmp_path_factory.mktemp("gguf") / "Tiny.gguf", architecture="llama")
 
 
 def test_a_gguf_file_is_converted_once_into_an_equal_model(tiny_gguf, tiny_folder, tmp_path):
@@ -83,6 +91,15 @@ def test_a_gguf_file_is_converted_once_into_an_equal_model(tiny_gguf, tiny_folde
     for text in ("Hello, larder.", "你好，世界！🙂"):
         assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.render_chat([{"role": "user", "content": "x"}]) == "x"
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "qwen3"])
+def test_a_gguf_file_with_biases_or_head_norms_gives_the_same_logits(architecture, tiny_folder, tmp_path):
+    original = tiny_folder(architecture)
+    folder = resolve_model(str(write_tiny_gguf(original, tmp_path / "Tiny.gguf", architecture=architecture)), cache_dir=tmp_path)
+    tokens = torch.arange(3, 40)[None]
+    ours, theirs = (load_model(path).module(tokens).logits for path in (folder, original))
+    assert torch.equal(ours, theirs)
 
 
 def test_processes_that_start_together_share_one_conversion(tiny_gguf, tmp_path):
