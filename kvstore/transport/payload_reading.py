@@ -61,7 +61,9 @@ class PayloadReading:
         self._timer = loop.call_at(min(self._deadline, self._moved_at + self._idle_s), self._look_at_time)
         self._unsent = b"".join(request)
         self._writes = False
-        loop.add_reader(self._fd, self._readable)
+        self._paused = False
+        self._reads = False
+        self._read_if(True)
         self._send()
 
     def stop(self) -> bool:
@@ -71,10 +73,21 @@ class PayloadReading:
             return False
         self._over = True
         self._timer.cancel()
-        self._loop.remove_reader(self._fd)
+        self._read_if(False)
         if self._writes:
             self._loop.remove_writer(self._fd)
         return True
+
+    def pause(self) -> None:
+        """Nothing is taken from the node, nor any slot touched, until `resume`; nor is the time counted as the node's."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """What is there already arrives before this returns, up to the next pause."""
+        if self._paused and not self._over:
+            self._paused = False
+            self._moved_at = self._loop.time()
+            self._readable()
 
     def _send(self) -> None:
         try:
@@ -98,10 +111,24 @@ class PayloadReading:
             self._end(Unavailable(f"{self._node_name}: {error}"))
         except Exception as bug:
             self._end(bug)
+        self._read_if(not self._over and not self._paused)
+
+    def _read_if(self, wanted: bool) -> None:
+        if wanted is not self._reads:
+            self._reads = wanted
+            if wanted:
+                self._loop.add_reader(self._fd, self._readable)
+            else:
+                self._loop.remove_reader(self._fd)
 
     def _receive(self) -> None:
         left = _TURN_BYTES
-        while left > 0 and not self._over:
+        while not self._over and not self._paused:
+            if self._have == HEADER_BYTES:
+                self._take_header()
+                continue
+            if left <= 0:
+                return
             into = self._into
             try:
                 if into is None:
@@ -127,8 +154,6 @@ class PayloadReading:
             else:
                 self._have = got - len(into)
                 self._next(ReadOutcome.OK)
-            while self._have == HEADER_BYTES and not self._over:
-                self._take_header()
 
     def _take_header(self) -> None:
         """A payload of another length than the slot's ends the stream: where the next one begins cannot be known."""
@@ -155,7 +180,9 @@ class PayloadReading:
     def _look_at_time(self) -> None:
         """Runs once a deadline at most, and not once a payload."""
         now = self._loop.time()
-        if now >= self._deadline:
+        if self._paused:
+            self._timer = self._loop.call_later(self._idle_s, self._look_at_time)
+        elif now >= self._deadline:
             self._end(DeadlinePassed(f"{self._node_name}: the transfer was given up"))
         elif now >= self._moved_at + self._idle_s:
             self._end(DeadlinePassed(f"{self._node_name}: nothing moved for {to_milliseconds(self._idle_timeout):.0f} ms"))

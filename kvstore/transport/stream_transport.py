@@ -25,7 +25,7 @@ from kvstore.transport.frames import (
     unpack_tokens,
 )
 from kvstore.transport.payload_reading import PayloadReading
-from kvstore.transport.payload_transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
+from kvstore.transport.payload_transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
 from kvstore.transport.stream import StoodStill, Stream, StreamCut
 from kvstore.transport.stream_pool import Connection, StreamPool
 from kvstore.transport.stream_stub import StreamStub
@@ -75,6 +75,11 @@ class StreamTransport:
         idle_timeout: Nanos,
     ) -> AsyncGenerator[PayloadRead, None]:
         come: asyncio.Queue[PayloadRead | Exception | None] = asyncio.Queue()
+
+        def arrived(item: int, outcome: ReadOutcome) -> None:
+            come.put_nowait(PayloadRead(item, outcome))
+            reading.pause()  # nothing is taken for a reader that has not taken this one
+
         async with self._pool.connection(timeout=idle_timeout) as connection:
             reading = self._start(
                 connection,
@@ -85,7 +90,7 @@ class StreamTransport:
                 ticket=ticket,
                 timeout=timeout,
                 idle_timeout=idle_timeout,
-                arrived=lambda item, outcome: come.put_nowait(PayloadRead(item, outcome)),
+                arrived=arrived,
                 ended=come.put_nowait,
             )
             try:
@@ -93,6 +98,8 @@ class StreamTransport:
                     if isinstance(payload, Exception):
                         raise payload
                     yield payload
+                    if come.empty():
+                        reading.resume()
             finally:
                 reading.stop()
 

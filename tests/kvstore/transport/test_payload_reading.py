@@ -140,3 +140,17 @@ def test_after_a_stop_nothing_is_told_and_no_slot_is_touched() -> None:
         assert bytes(reading.slots[1].into) != PAYLOADS[1]
 
     while_reading(test)
+
+
+def test_a_paused_reading_takes_nothing_and_does_not_count_the_time_as_the_nodes() -> None:
+    async def test(reading: Reading) -> None:
+        reading.reading.pause()
+        await reading.say(b"".join(reading.frames))
+        await asyncio.sleep(0.1)
+        assert reading.told.empty()
+        assert not any(reading.slots[0].into)
+        reading.reading.resume()
+        assert [await reading.next() for _ in PAYLOADS] == [(item, ReadOutcome.OK) for item in range(len(PAYLOADS))]
+        assert await reading.next() is None
+
+    while_reading(test, idle=milliseconds(30))
