@@ -10,7 +10,7 @@ from kvstore.units import MIB, Nanos, seconds, to_milliseconds, to_seconds
 
 Buffer = bytes | memoryview
 
-_MOST_PARTS = 512
+MOST_PARTS = 512
 """Of one call; the kernel takes 1,024."""
 _TURN_BYTES = 4 * MIB
 """Moved without a pause at most: then others on the loop have their turn."""
@@ -74,14 +74,14 @@ class Stream:
             if still is not None and not still():
                 raise GivenUp(sum(len(part) for part in left))
             try:
-                sent = self.sock.sendmsg(left[:_MOST_PARTS])
+                sent = self.sock.sendmsg(left[:MOST_PARTS])
             except BlockingIOError:
                 await self._wait(write=True, idle=idle)
                 continue
             except OSError as error:
                 raise StreamCut(str(error)) from error
             self.sent_bytes += sent
-            _drop(left, sent)
+            drop_front(left, sent)
             if left:
                 await self._take_turns(sent)
 
@@ -100,7 +100,7 @@ class Stream:
                 raise GivenUp(missing)
             try:
                 if ahead is not None or len(left) > 1:
-                    into = left[:_MOST_PARTS] if ahead is None or len(left) > _MOST_PARTS else [*left, ahead]
+                    into = left[:MOST_PARTS] if ahead is None or len(left) > MOST_PARTS else [*left, ahead]
                     got = self.sock.recvmsg_into(into)[0]
                 else:
                     got = self.sock.recv_into(left[0])
@@ -115,7 +115,7 @@ class Stream:
             missing -= got
             if missing <= 0:
                 return -missing
-            _drop(left, got)
+            drop_front(left, got)
             await self._take_turns(got)
         return 0
 
@@ -164,7 +164,7 @@ def _settle(future: asyncio.Future[bool], value: bool) -> None:
         future.set_result(value)
 
 
-def _drop(parts: list[Buffer] | list[memoryview], count: int) -> None:
+def drop_front(parts: list[Buffer] | list[memoryview], count: int) -> None:
     """Takes the first `count` bytes off."""
     whole = 0
     for part in parts:

@@ -52,7 +52,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     WriteRegion,
 )
 from kvstore.core.extent import Extent, Tier
@@ -395,7 +395,7 @@ class StoreNode:
         match instruction:
             case DropRecoded():
                 self.media.drop(instruction.recoded)
-            case CopyExtent() | RecodeExtent() | VerifyExtent() | WriteRegion():
+            case CopyExtent() | RecodeExtent() | VerifyExtents() | WriteRegion():
                 self._start_io(instruction.operation, instruction)
             case AnswerRead():
                 answer = self._waiting.pop(instruction.request_id)
@@ -419,7 +419,7 @@ class StoreNode:
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case Note():
-                self.upkeep.inventory.note(instruction)
+                self.upkeep.inventory.note([instruction])
             case _:
                 self._check_told(instruction)
                 self._waiting.pop(instruction.request_id)(instruction)
