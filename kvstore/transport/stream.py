@@ -11,7 +11,7 @@ from kvstore.units import MIB, Nanos, milliseconds, seconds, to_milliseconds, to
 
 Buffer = bytes | memoryview
 
-_MOST_PARTS = 512
+MOST_PARTS = 512
 """Of one call; the kernel takes 1,024."""
 _CALL_BYTES = MIB
 """Of one call: half a millisecond, or two into memory that was never touched."""
@@ -84,7 +84,7 @@ class Stream:
             except OSError as error:
                 raise StreamCut(str(error)) from error
             self.sent_bytes += sent
-            _drop(left, sent)
+            drop_front(left, sent)
             if left:
                 await self._take_turns()
 
@@ -103,7 +103,7 @@ class Stream:
                 raise GivenUp(missing)
             try:
                 if ahead is not None or len(left) > 1:
-                    into = left[:_MOST_PARTS] if ahead is None or len(left) > _MOST_PARTS else [*left, ahead]
+                    into = left[:MOST_PARTS] if ahead is None or len(left) > MOST_PARTS else [*left, ahead]
                     got = self.sock.recvmsg_into(into)[0]
                 else:
                     got = self.sock.recv_into(left[0], min(len(left[0]), _CALL_BYTES))
@@ -117,7 +117,7 @@ class Stream:
             self.received_bytes += got
             missing -= got
             if missing > 0:
-                _drop(left, got)
+                drop_front(left, got)
             await self._take_turns()  # behind a whole payload too: many may lie there
             if missing <= 0:
                 return -missing
@@ -170,7 +170,7 @@ def _settle(future: asyncio.Future[bool], value: bool) -> None:
 def _first(parts: list[Buffer]) -> list[Buffer]:
     """Of one call."""
     room, taken = _CALL_BYTES, []
-    for part in parts[:_MOST_PARTS]:
+    for part in parts[:MOST_PARTS]:
         taken.append(part if len(part) <= room else memoryview(part)[:room])
         room -= len(part)
         if room <= 0:
@@ -178,7 +178,7 @@ def _first(parts: list[Buffer]) -> list[Buffer]:
     return taken
 
 
-def _drop(parts: list[Buffer] | list[memoryview], count: int) -> None:
+def drop_front(parts: list[Buffer] | list[memoryview], count: int) -> None:
     """Takes the first `count` bytes off."""
     whole = 0
     for part in parts:
