@@ -254,9 +254,9 @@ class StoreNode:
         return entry is not None and not any(self.media.is_rotten(copy.extent) for copy in entry.copies)
 
     def can_give(self, key_space: KeySpace, block: BlockHash) -> bool:
-        """One copy of it is good."""
+        """The bytes of one copy are good: rot in its pages may have hit what is beside them."""
         entry = None if self.state is None else self.state._stock.index.get(key_space, block)
-        return entry is not None and any(not self.media.is_rotten(copy.extent) for copy in entry.copies)
+        return entry is not None and any(checksum_of(self.media.bytes_at(copy.extent)) == copy.checksum for copy in entry.copies)
 
     def has_room_for(self, key_space: KeySpace, block: BlockRef, length: int) -> bool:
         """Without costing another block its room; nothing is left of the question."""
