@@ -34,7 +34,8 @@ _LOOK_EVERY_S = 0.25
 _STAGE_WITHIN_S = 300.0
 _HEADROOM = 1.35
 """Of a host tier over its equal part once a store is gone: placement is even within a tenth, and puts come and go."""
-_REFS_OF_A_CALL = 2048
+_REFS_OF_A_CALL = 128
+"""Each costs the node that is asked some 8 us, and its readers wait for that."""
 
 Advance = Callable[[str, int, int], None]
 """What, done, total."""

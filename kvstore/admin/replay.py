@@ -15,13 +15,13 @@ from kvstore.core.events import (
     CommitItem,
     CommitRequested,
     Event,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ReleaseRequested,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
 )
 from kvstore.core.extent import ALIGNMENT
@@ -103,8 +103,8 @@ class _TokenStore:
             if not granted:
                 continue
             for said in self._handle(CommitRequested(request_id=self._request(), items=granted)):
-                if isinstance(said, VerifyExtent):
-                    self._handle(ExtentVerified(operation=said.operation, outcome=VerifyOutcome.OK))
+                if isinstance(said, VerifyExtents):
+                    self._handle(ExtentsVerified(operation=said.operation, outcomes=(VerifyOutcome.OK,) * len(said.extents)))
 
     def _request(self) -> RequestId:
         self._last_request += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from kvstore.client.acquire import Answered, PrefixSearch
 from kvstore.client.config import ClientConfig
@@ -76,7 +77,8 @@ class Leasing:
             self._keeper.give_back(held)
             return [None] * len(acquired.copies)
         self._held.append(held)
-        return [copy and LeasedCopy(held, *copy) for copy in acquired.copies]
+        make = partial(tuple.__new__, LeasedCopy)  # half the time of its constructor
+        return [copy and make((held, *copy)) for copy in acquired.copies]
 
     def give_all_back(self) -> None:
         self._is_over = True

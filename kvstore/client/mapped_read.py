@@ -6,6 +6,7 @@ The lease keeps the bytes where they are, and whether it lasted is looked at aft
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,13 @@ from kvstore.units import MIB
 
 _TURN_BYTES = 16 * MIB
 """Touched on the event loop without a pause at most: two milliseconds."""
+
+
+_PORTION_BYTES = 4 * MIB
+"""Touched before the first of them is handed out, and before it is looked whether their leases last."""
+
+Mapped = tuple[int, LeasedCopy, memoryview]
+"""Position in the run, where it lies, and its bytes in the arena."""
 
 
 class MappedRead:
@@ -55,27 +63,46 @@ class MappedRead:
         arena = self._arenas[node_id]
         return None if arena is None else arena.view(copy.arena_offset, copy.payload_bytes)
 
-    def quick_view(self, index: int) -> memoryview | None:
-        """Of what is mapped, leased, and touched (if at all) in less than half a millisecond: `read_now` is fit for the event loop."""
-        copy = self._lease.copies[index]
-        quick = copy.payload_bytes <= INLINE_COPY_BYTES or (self._in_place and not self._verify)
-        return self.view(copy) if quick and copy.held.state is HeldState.HELD else None
+    def quick(self, indices: Sequence[int]) -> tuple[list[list[Mapped]], list[int]]:
+        """(What is mapped, leased, and touched (if at all) in less than half a millisecond a block, in portions; the rest)."""
+        copies, untouched = self._lease.copies, self._in_place and not self._verify
+        portions: list[list[Mapped]] = []
+        rest: list[int] = []
+        left = 0
+        for index in indices:
+            copy = copies[index]
+            size = copy.payload_bytes
+            quick = (untouched or size <= INLINE_COPY_BYTES) and copy.held.state is HeldState.HELD
+            found = self.view(copy) if quick else None
+            if found is None:
+                rest.append(index)
+                continue
+            if left < size:
+                portions.append([])
+                left = _PORTION_BYTES
+            portions[-1].append((index, copy, found))
+            left -= 0 if untouched else size
+        return portions, rest
 
-    def read_now(self, index: int, view: memoryview) -> ReadBlock:
-        """What `quick_view` gave. Without payload: the reason why it cannot be read here."""
-        copy = self._lease.copies[index]
-        block = self._block(index, copy, self._take(view, copy.checksum))
-        if block.payload is not None:
-            self._hits += 1
-        return block
+    def read_now(self, portion: Sequence[Mapped]) -> list[ReadBlock]:
+        """One of the portions that `quick` gave. Without payload: the reason why it cannot be read here."""
+        touched: Sequence[tuple[int, LeasedCopy, memoryview | None]] = portion
+        if self._verify or not self._in_place:
+            touched = [(index, copy, self._take(found, copy.checksum)) for index, copy, found in portion]
+        blocks = self._blocks(touched)
+        self._hits += sum([block.payload is not None for block in blocks])
+        return blocks
 
     async def read(self, index: int, copy: LeasedCopy) -> ReadBlock:
         """The same of any that `view` gives; a large one is touched in a thread."""
         found = self.view(copy)
         assert found is not None
         if len(found) <= INLINE_COPY_BYTES or (self._in_place and not self._verify):
-            return self._block(index, copy, self._take(found, copy.checksum))
-        return self._block(index, copy, await asyncio.to_thread(self._take, found, copy.checksum))
+            payload = self._take(found, copy.checksum)
+        else:
+            payload = await asyncio.to_thread(self._take, found, copy.checksum)
+        (block,) = self._blocks([(index, copy, payload)])
+        return block
 
     def is_turn_over(self) -> bool:
         """So much was touched that others on the loop should have their turn."""
@@ -103,17 +130,27 @@ class MappedRead:
                 return None
         return payload
 
-    def _block(self, index: int, copy: LeasedCopy, payload: memoryview | None) -> ReadBlock:
-        held = copy.held
-        if not held.lasts(self._clock.now()):
-            return ReadBlock(index, None, None, None, ReadOutcome.NOT_LEASED.value)
-        if payload is None:
-            self._keeper.report_corrupt(held, self._lease.chain[index].hash)
-            return ReadBlock(index, None, None, None, "bad_checksum")
-        good = self._good_while(held) if self._in_place else owned
-        return ReadBlock(index, payload, copy.tier, held.node_id, "ok", copy.rung, good)
+    def _blocks(self, touched: Sequence[tuple[int, LeasedCopy, memoryview | None]]) -> list[ReadBlock]:
+        """What is told of each, after the last touch of all: only now it is looked whether their leases last."""
+        now = self._clock.now()
+        blocks: list[ReadBlock] = []
+        good: Callable[[], bool] = owned
+        last, lasts = None, False
+        for index, copy, payload in touched:
+            held = copy.held
+            if held is not last:
+                last, lasts = held, held.lasts(now)
+                good = self._good_while(held) if self._in_place else owned
+            if not lasts:
+                blocks.append(ReadBlock(index, None, None, None, ReadOutcome.NOT_LEASED.value))
+            elif payload is None:
+                self._keeper.report_corrupt(held, self._lease.chain[index].hash)
+                blocks.append(ReadBlock(index, None, None, None, "bad_checksum"))
+            else:
+                blocks.append(ReadBlock(index, payload, copy.tier, held.node_id, "ok", copy.rung, good))
+        return blocks
 
-    def _good_while(self, held: HeldLease) -> partial[bool]:
+    def _good_while(self, held: HeldLease) -> Callable[[], bool]:
         good = self._still_good.get(held)
         if good is None:
             good = self._still_good[held] = partial(_lasts, held, self._clock)

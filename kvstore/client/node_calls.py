@@ -18,7 +18,7 @@ from kvstore.ids import KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import DeadlinePassed, StoreStub
-from kvstore.transport import MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer, Ticket
+from kvstore.transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer, Ticket
 from kvstore.units import Nanos, to_seconds
 
 log = logging.getLogger(__name__)
@@ -130,6 +130,39 @@ class NodeCalls:
                 self._failed(node_id, error)
                 raise
         self._answered(node_id)
+
+    def read_now(
+        self,
+        node_id: NodeId,
+        lease_id: LeaseId,
+        ticket: Ticket,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> Callable[[], None] | None:
+        """The same without a task, if the node can be asked so now: see PayloadTransport.read_now. None: `read` it."""
+        peer = self._trusted.get(node_id)
+        if peer is None or not self.router.usable(node_id):
+            return None
+
+        def over(error: Exception | None) -> None:
+            if error is None or isinstance(error, LarderError):
+                self.note(node_id, error)
+            ended(error)
+
+        return self._transport.read_now(
+            peer,
+            lease_id,
+            key_space,
+            slots,
+            ticket=ticket,
+            timeout=self._config.read_timeout,
+            idle_timeout=self._config.read_idle_timeout,
+            arrived=arrived,
+            ended=over,
+        )
 
     async def close(self) -> None:
         """Wait for what is behind the scenes, up to `close_timeout`; then end it and close the channels."""

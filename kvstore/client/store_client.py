@@ -138,45 +138,34 @@ class StoreClient:
         self._nodes.refresh()
         mapped = MappedRead(lease, self._nodes, self._keeper, config=self._config, clock=self._clock, in_place=in_place)
         reading = PrefixRead(lease, self._nodes, self._keeper, mapped, config=self._config, clock=self._clock)
-        quick: list[tuple[int, memoryview]] = []
-        slow: list[int] = []
-        for index in wanted:
-            view = mapped.quick_view(index)
-            if view is None:
-                slow.append(index)
-            else:
-                quick.append((index, view))
+        quick, slow = mapped.quick(wanted)
         failed: dict[int, str] = {}
-        tasks: list[asyncio.Task[None]] = []
         try:
             if slow:
-                tasks.append(reading.start(slow))
-            for index, view in quick:
-                block = mapped.read_now(index, view)
-                if block.payload is None:
-                    failed[index] = block.reason
-                else:
-                    yield block
+                reading.start(slow)
+            for portion in quick:
+                for block in mapped.read_now(portion):
+                    if block.payload is None:
+                        failed[block.index] = block.reason
+                    else:
+                        yield block
                 if mapped.is_turn_over():
                     await asyncio.sleep(0)
             if failed:
-                tasks.append(reading.start_elsewhere(failed))
+                reading.start_elsewhere(failed)
             for _ in range(len(slow) + len(failed)):
                 arrived = await reading.arrived.get()
                 if arrived is None:  # a bug in the reading must reach the consumer, not leave it waiting
-                    await asyncio.gather(*tasks)
+                    await reading.until_end()
                     break
                 reading.taken(arrived)
                 yield arrived
-            if tasks and not reading.hedged:
-                await asyncio.gather(*tasks)  # the end of its streams; one that was overtaken has none that is worth waiting for
+            if slow and not reading.hedged:
+                await reading.until_end()  # a stream that was overtaken has none that is worth waiting for
             metrics.read_seconds.observe(time.perf_counter() - started)
         finally:
             mapped.count_hits()
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await reading.close()
 
     async def delete(self, key_space: KeySpace, chain: Sequence[BlockRef]) -> int:
         """Forget the blocks on every store that can be asked; how many of them any store held.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import Generation
+from kvstore.core.extent import ALIGNMENT, Extent, Tier, make_extent
 
 _SPLIT_BITS = 4
 """16 size classes per power of two: a span taken from a larger class than needed wastes nothing, since the rest is split off."""
@@ -53,16 +52,23 @@ class Arena:
         if start is None:
             return None
         found = self._free_at[start]
-        if found > pages:
-            # From the span's end: its start, and nearly always its class, stay.
-            self._shorten(start, found, pages)
-            start += found - pages
-        else:
+        if found == pages:
             self._take_free(start)
-        self._generation += 1
+        else:
+            # From the span's end: its start, and nearly always its class, stay.
+            left = found - pages
+            if _class_of(left) == _class_of(found):
+                self._free_at[start] = left
+                del self._free_until[start + found]
+                self._free_until[start + left] = start
+            else:
+                self._take_free(start)
+                self._put_free(start, left)
+            start += left
+        self._generation = generation = self._generation + 1
         self._starts[start >> 3] |= 1 << (start & 7)
         self._used_pages += pages
-        return Extent(self.tier, 0, start * ALIGNMENT, length, Generation(self._generation))
+        return make_extent((self.tier, 0, start * ALIGNMENT, length, generation))
 
     def free(self, *, offset: int, length: int) -> None:
         """Gives the extent back. Twice is a bug. (A copy gives its room back once, by the table of its life; so no generation is kept
@@ -98,19 +104,11 @@ class Arena:
         self._free_at[start] = pages
         self._free_until[start + pages] = start
         size_class = _class_of(pages)
-        self._classes.setdefault(size_class, {})[start] = None
-        self._filled |= 1 << size_class
-
-    def _shorten(self, start: int, found: int, by: int) -> None:
-        """The free span of `found` pages loses its last ones."""
-        left = found - by
-        if _class_of(found) != _class_of(left):
-            self._take_free(start)
-            self._put_free(start, left)
-            return
-        self._free_at[start] = left
-        del self._free_until[start + found]
-        self._free_until[start + left] = start
+        members = self._classes.get(size_class)
+        if members is None:
+            members = self._classes[size_class] = {}
+            self._filled |= 1 << size_class
+        members[start] = None
 
     def _take_free(self, start: int) -> None:
         pages = self._free_at.pop(start)
@@ -125,10 +123,10 @@ class Arena:
 
 def _pages_of(length: int) -> int:
     """An empty payload takes a page too: each extent has its own place."""
-    return max(1, -(-length // ALIGNMENT))
+    return -(-length // ALIGNMENT) or 1
 
 
 def _class_of(pages: int) -> int:
     """Grows with `pages`; exact below 2^(SPLIT_BITS + 1), then 2^SPLIT_BITS classes per power of two."""
-    shift = max(0, pages.bit_length() - 1 - _SPLIT_BITS)
-    return (shift << _SPLIT_BITS) + (pages >> shift)
+    shift = pages.bit_length() - 1 - _SPLIT_BITS
+    return (shift << _SPLIT_BITS) + (pages >> shift) if shift > 0 else pages

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum, auto
 from struct import Struct
 
-from kvstore.core.extent import ALIGNMENT, Extent, Tier
+from kvstore.core.extent import ALIGNMENT, Extent, Tier, make_extent
 from kvstore.ids import AS_SEALED, Generation, RungCode
 
 
@@ -69,7 +69,8 @@ class Copy:
     region: int
 
     def __init__(self, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> None:
-        self.packed = _FACTS.pack(extent.offset // ALIGNMENT, extent.length, extent.generation, checksum, rung)
+        _, _, offset, length, generation = extent
+        self.packed = _FACTS.pack(offset // ALIGNMENT, length, generation, checksum, rung)
         """_FACTS, and after it what a subclass keeps there."""
         self.state = state
         self.holds = 0
@@ -78,7 +79,7 @@ class Copy:
     @property
     def extent(self) -> Extent:
         page, length, generation, _, _ = _FACTS.unpack_from(self.packed)
-        return Extent(self.tier, self.region, page * ALIGNMENT, length, generation)
+        return make_extent((self.tier, self.region, page * ALIGNMENT, length, generation))
 
     @property
     def offset(self) -> int:

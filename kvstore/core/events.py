@@ -121,8 +121,8 @@ class ReservationsAbandoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitRequested:
-    """The writer says its bytes are down. Comes back: for each item that may be good one VerifyExtent, and when all of those have their
-    ExtentVerified, one AnswerCommit with a status per item, in order. From this event on the shell writes nothing to these extents."""
+    """The writer says its bytes are down. Comes back: one VerifyExtents for all items that may be good, and after its ExtentsVerified one
+    AnswerCommit with a status per item, in order. From this event on the shell writes nothing to these extents."""
 
     request_id: RequestId
     items: tuple[CommitItem, ...]
@@ -144,18 +144,20 @@ class VerifyOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyExtent:
-    """Read `extent` whole and compare its XXH3-64 with `checksum`. Outcome: ExtentVerified."""
+class VerifyExtents:
+    """Read each of `extents` whole and compare its XXH3-64 with its checksum. Outcome: one ExtentsVerified for all."""
 
     operation: OperationId
-    extent: Extent
-    checksum: int
+    extents: tuple[Extent, ...]
+    checksums: tuple[int, ...]
+    """One per extent, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExtentVerified:
+class ExtentsVerified:
     operation: OperationId
-    outcome: VerifyOutcome
+    outcomes: tuple[VerifyOutcome, ...]
+    """One per extent, in order."""
 
 
 class CopyVerdict(StrEnum):
@@ -168,7 +170,7 @@ class CopyVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyRequested:
-    """Scrub one copy. Comes back: AnswerVerify, at once with GONE or after the VerifyExtent that is given now."""
+    """Scrub one copy. Comes back: AnswerVerify, at once with GONE or after the VerifyExtents that is given now."""
 
     request_id: RequestId
     key_space: KeySpace
@@ -317,7 +319,7 @@ class AnswerRenew:
 class ReleaseRequested:
     """Give back a lease or a part of it. Releasing twice, or what was never leased, is harmless. Comes back: AnswerRelease, at once.
 
-    `corrupt_hashes` are blocks whose bytes failed the reader's own check: each copy of those is verified (VerifyExtent) and quarantined
+    `corrupt_hashes` are blocks whose bytes failed the reader's own check: each copy of those is verified (VerifyExtents) and quarantined
     if bad. A claim is not believed unverified, or any reader could empty the store.
     """
 
@@ -747,8 +749,7 @@ class NoteKind(StrEnum):
     LEASE_EXPIRED = "lease_expired"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class Note(NamedTuple):
     """Something happened that metrics, events or the repair layer want to know. No outcome."""
 
     kind: NoteKind
@@ -765,7 +766,7 @@ Event = (
     ReserveRequested
     | ReservationsAbandoned
     | CommitRequested
-    | ExtentVerified
+    | ExtentsVerified
     | VerifyRequested
     | ProbeRequested
     | AcquireRequested
@@ -809,4 +810,4 @@ Answer = (
     | AnswerStop
 )
 
-Instruction = Answer | DiscardReservation | VerifyExtent | CancelRead | CopyExtent | RecodeExtent | DropRecoded | WriteRegion | Note
+Instruction = Answer | DiscardReservation | VerifyExtents | CancelRead | CopyExtent | RecodeExtent | DropRecoded | WriteRegion | Note

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 from kvstore.ids import Generation
@@ -39,6 +41,10 @@ class Extent(NamedTuple):
     length: int
     """Payload bytes. The room taken is this rounded up to ALIGNMENT (plus the record header on SSD)."""
     generation: Generation
+
+
+make_extent: Callable[[tuple[Tier, int, int, int, int]], Extent] = partial(tuple.__new__, Extent)
+"""From the five fields, in half the time of the constructor: each put makes several."""
 
 
 def round_up(size: int) -> int:

@@ -20,9 +20,11 @@ class TierShares:
 
     def charge(self, namespace: Namespace, size: int) -> None:
         """`size` below 0: given back."""
-        self._used[namespace] = self._used.get(namespace, 0) + size
-        if not self._used[namespace]:
-            del self._used[namespace]
+        used = self._used.get(namespace, 0) + size
+        if used:
+            self._used[namespace] = used
+        else:
+            self._used.pop(namespace, None)
 
     def excess(self, namespace: Namespace, *, more: int = 0) -> float:
         return (self._used.get(namespace, 0) + more) / self._weights.get(namespace, 1.0)

@@ -35,6 +35,8 @@ class GhostList:
 
     def recall(self, block: BlockHash, *, limit: int) -> bool:
         """Whether the block is among the last `limit` remembered; it is not from now on."""
+        if not self._when:
+            return False
         fingerprint = _fingerprint(block)
         first = (fingerprint & (self._buckets - 1)) * _WAYS
         slots = self._slots

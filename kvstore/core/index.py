@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from struct import Struct
+from typing import Any
 
 from kvstore.core.copies import Copy, CopyState, HostCopy
 from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
@@ -19,6 +21,9 @@ _READ_FACTS = Struct("<IIQQH5x")
 """What a reader is told of them."""
 _COPY_BYTES = 26
 _INDEX = Struct("<I")
+
+_make_ref: Any = partial(tuple.__new__, BlockRef)
+"""From the four fields, in half the time of the constructor."""
 
 
 class Entry(HostCopy):
@@ -109,7 +114,8 @@ class Entry(HostCopy):
 
     @property
     def block(self) -> BlockRef:
-        return BlockRef(hash=self.hash, parent=self.parent, stripe=self.stripe, index=self.index)
+        block: BlockRef = _make_ref((self.hash, self.parent, self.stripe, self.index))
+        return block
 
     def copy_in(self, tier: Tier) -> Copy | None:
         """Of any state."""
@@ -128,7 +134,11 @@ class Entry(HostCopy):
 
     def readable_beside(self, tier: Tier) -> bool:
         """Another tier has a readable copy too."""
-        return any(found is not tier for found in self.tiers)
+        return (
+            (tier is not Tier.HOST and self.state is _READABLE)
+            or (tier is not Tier.SSD and self.readable_ssd)
+            or (tier is not Tier.GPU and self.readable_gpu)
+        )
 
     @property
     def readable_gpu(self) -> bool:

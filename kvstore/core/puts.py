@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from kvstore.core.copies import CopyEvent, CopyState
 from kvstore.core.durability import Settled
 from kvstore.core.events import (
     AnswerCommit,
     AnswerReserve,
-    CommitItem,
     CommitRequested,
     CommitStatus,
     DiscardReservation,
@@ -21,10 +21,10 @@ from kvstore.core.events import (
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
 )
-from kvstore.core.extent import MAX_PAYLOAD_BYTES, round_up
+from kvstore.core.extent import MAX_PAYLOAD_BYTES, Extent
 from kvstore.core.index import Entry
 from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
@@ -33,6 +33,8 @@ from kvstore.core.stock import Stock
 from kvstore.ids import AS_SEALED, BlockHash, KeySpace, RequestId
 from kvstore.units import Nanos
 
+_EXISTS = ReserveGrant(ReserveStatus.EXISTS)
+_PENDING = ReserveGrant(ReserveStatus.PENDING)
 _MOST_WAITING = 256
 """Reservations that wait for the disk at a time; the next ones do not wait."""
 
@@ -43,8 +45,10 @@ class _CommitBatch:
     def __init__(self, request_id: RequestId, size: int) -> None:
         self.request_id = request_id
         self.statuses = [CommitStatus.EXPIRED] * size
-        self.open = 0
-        """Items that are being verified, or wait for the disk."""
+        self.written: list[tuple[int, Reservation, int]] = []
+        """What is to be verified: number of the item, reservation, announced checksum."""
+        self.open = 1
+        """Items that are being verified, or wait for the disk, and one for the event still being handled."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,6 +80,7 @@ class Puts:
         self._patience = patience
         self._durability = durability
         self._staging = staging
+        self._longest = min(MAX_PAYLOAD_BYTES, stock.arena.capacity)
         self._waiting: deque[_Waiting] = deque()
         self.stopping = False
 
@@ -85,7 +90,7 @@ class Puts:
         patience = self._patience if len(self._waiting) < _MOST_WAITING and not event.spare_room_only else 0
         waiting = _Waiting(event=event, grants=[], until=Nanos(now + patience))
         if (self._waiting and patience) or not self._go_on(waiting, now):
-            self._stock.counters["put_waits:demotion"] += 1
+            self._stock.counters["put_waits", "demotion"] += 1
             self._waiting.append(waiting)
 
     def go_on(self, now: Nanos) -> None:
@@ -95,121 +100,119 @@ class Puts:
 
     def _go_on(self, waiting: _Waiting, now: Nanos) -> bool:
         """True: answered."""
-        event, grants = waiting.event, waiting.grants
-        for item in event.items[len(grants) :]:
-            grant = self._reserve_one(event.key_space, item, now, may_wait=now < waiting.until, spare_only=event.spare_room_only)
-            if grant is None:
-                return False
-            grants.append(grant)
-        for at, (item, given) in enumerate(zip(event.items, grants, strict=True)):
-            if not self._still_true(event.key_space, item, given):
-                grants[at] = ReserveGrant(ReserveStatus.PENDING)
-        self._stock.say(AnswerReserve(request_id=event.request_id, grants=tuple(grants)))
+        event, grants, stock = waiting.event, waiting.grants, self._stock
+        key_space, entries = event.key_space, stock.index.entries(event.key_space)
+        before = len(grants)
+        stock.end_due_among(key_space, [item.block.hash for item in event.items[before:]])
+        usual_ttl = stock.config.ttls.get(key_space.namespace, Nanos(0))
+        for item in event.items[before:]:
+            ttl = usual_ttl if item.ttl is None else item.ttl
+            present = entries.get(item.block.hash)
+            if present is not None and not self._improves(present, item):
+                if not event.spare_room_only:
+                    stock.put_again(present, ttl=ttl)
+                grants.append(_EXISTS)
+            elif (key_space, item.block.hash) in stock.reservations:
+                grants.append(_PENDING)
+            else:
+                found = self._room_for(event, item.payload_bytes, now, may_wait=now < waiting.until)
+                if found is None:
+                    return False
+                if not isinstance(found, Extent):
+                    grants.append(ReserveGrant(found))
+                    continue
+                copy = stock.take_room(key_space, found, CopyState.RESERVED)
+                token = stock.reservations.open(key_space, item.block, copy, ttl=ttl, rung=item.rung, now=now).token
+                grants.append(ReserveGrant(ReserveStatus.GRANTED, token, found))
+        # Since a grant was made its block may have been deleted (the request had to wait) or evicted (for a later item). Its extent may be
+        # another's by now, so the writer must not hear of it.
+        for at, grant in enumerate(grants):
+            if grant is _EXISTS:
+                gone = event.items[at].block.hash not in entries
+            else:
+                gone = at < before and grant.extent is not None and stock.reservations.named(grant.write_token) is None
+            if gone:
+                grants[at] = _PENDING
+        stock.say(AnswerReserve(request_id=event.request_id, grants=tuple(grants)))
         return True
 
-    def _still_true(self, key_space: KeySpace, item: ReserveItem, grant: ReserveGrant) -> bool:
-        """Since the grant was made its block may have been deleted (the request had to wait) or evicted (for a later item). Its extent may
-        be another's by now, so the writer must not hear of it."""
-        if grant.status is ReserveStatus.GRANTED:
-            return self._stock.reservations.named(grant.write_token) is not None
-        return grant.status is not ReserveStatus.EXISTS or self._stock.index.get(key_space, item.block.hash) is not None
-
-    def _reserve_one(self, key_space: KeySpace, item: ReserveItem, now: Nanos, *, may_wait: bool, spare_only: bool) -> ReserveGrant | None:
-        """None: room is coming that costs no block its last copy."""
-        stock, namespace, length = self._stock, key_space.namespace, item.payload_bytes
-        ttl = stock.config.ttls.get(namespace, Nanos(0)) if item.ttl is None else item.ttl
-        stock.end_due_among(key_space, (item.block.hash,))
-        present = stock.index.get(key_space, item.block.hash)
-        if present is not None and not self._improves(present, item):
-            if not spare_only:
-                stock.put_again(present, ttl=ttl)
-            return ReserveGrant(ReserveStatus.EXISTS)
-        if (key_space, item.block.hash) in stock.reservations:
-            return ReserveGrant(ReserveStatus.PENDING)
-        if not 0 <= length <= MAX_PAYLOAD_BYTES or round_up(length) > stock.arena.capacity or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
-            return ReserveGrant(ReserveStatus.TOO_LARGE)
-        if self._staging is not None and not self._staging.fits(key_space, length):
-            return ReserveGrant(ReserveStatus.TOO_LARGE)
+    def _room_for(self, event: ReserveRequested, length: int, now: Nanos, *, may_wait: bool) -> Extent | ReserveStatus | None:
+        """Room, or why there is none; None: room is coming that costs no block its last copy."""
+        stock, namespace, spare_only = self._stock, event.key_space.namespace, event.spare_room_only
+        if not 0 <= length <= self._longest or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
+            return ReserveStatus.TOO_LARGE
+        if self._staging is not None and not self._staging.fits(event.key_space, length):
+            return ReserveStatus.TOO_LARGE
         if not stock.quota.could_ever_fit(namespace, length):
-            return ReserveGrant(ReserveStatus.QUOTA)
+            return ReserveStatus.QUOTA
         if self.stopping or (spare_only and not stock.has_room_to_spare(length)):
-            return ReserveGrant(ReserveStatus.NO_ROOM)
+            return ReserveStatus.NO_ROOM
         if self._staging is not None and not self._staging.takes(length, now):
-            return ReserveGrant(ReserveStatus.NO_ROOM)
-        if spare_only and stock.quota.missing(namespace, length):
-            return ReserveGrant(ReserveStatus.QUOTA)
+            return ReserveStatus.NO_ROOM
         if missing := stock.quota.missing(namespace, length):
-            stock.evict_of_namespace(namespace, missing)
+            if not spare_only:
+                stock.evict_of_namespace(namespace, missing)
             if stock.quota.missing(namespace, length):
-                return ReserveGrant(ReserveStatus.QUOTA)
-        stock.largest_payload = max(stock.largest_payload, length)
+                return ReserveStatus.QUOTA
+        if length > stock.largest_payload:
+            stock.largest_payload = length
         extent = stock.spare_host_room(length, namespace)
         if extent is None:
             if may_wait and self._room_is_coming():
                 return None
-            extent = None if spare_only else stock.host_room(length, namespace)
-        if extent is None:
-            return ReserveGrant(ReserveStatus.NO_ROOM)
-        copy = stock.take_room(key_space, extent, CopyState.RESERVED)
-        reservation = stock.reservations.open(key_space, item.block, copy, ttl=ttl, rung=item.rung, now=now)
-        return ReserveGrant(ReserveStatus.GRANTED, reservation.token, extent)
+            extent = None if spare_only else stock.host_room_of_last_copies(length, namespace)
+        return ReserveStatus.NO_ROOM if extent is None else extent
 
     def _improves(self, present: Entry, item: ReserveItem) -> bool:
         """The payload is as sealed, and the block is here re-coded alone. Without a host tier the copy on the SSD would be in its way."""
         return item.rung == AS_SEALED and self._staging is None and not present.readable_as_sealed
 
     def commit(self, event: CommitRequested, now: Nanos) -> None:
-        batch = _CommitBatch(event.request_id, len(event.items))
-        for at, item in enumerate(event.items):
-            self._commit_one(batch, at, item, now)
-        self._answer_if_done(batch)
-
-    def _commit_one(self, batch: _CommitBatch, at: int, item: CommitItem, now: Nanos) -> None:
         stock = self._stock
-        reservation = stock.reservations.take_token(item.write_token, now=now)
-        if reservation is None:
-            return
-        if item.received_bytes < reservation.copy.length:
-            batch.statuses[at] = CommitStatus.INCOMPLETE
-            self._refuse(reservation)
-            return
-        reservation.copy.on(CopyEvent.COMMIT_ASKED)
+        batch = _CommitBatch(event.request_id, len(event.items))
+        extents: list[Extent] = []
+        for at, item in enumerate(event.items):
+            reservation = stock.reservations.take_token(item.write_token, now=now)
+            if reservation is None:
+                continue
+            extent = reservation.copy.extent
+            if item.received_bytes < extent.length:
+                batch.statuses[at] = CommitStatus.INCOMPLETE
+                self._refuse(reservation)
+                continue
+            reservation.copy.on(CopyEvent.COMMIT_ASKED)
+            batch.written.append((at, reservation, item.checksum))
+            extents.append(extent)
+        if extents:
+            batch.open += len(extents)
+            operation = stock.verifications.start(partial(self._verified, batch))
+            checksums = tuple([checksum for _, _, checksum in batch.written])
+            stock.say(VerifyExtents(operation=operation, extents=tuple(extents), checksums=checksums))
+        self._one_done(batch)
+
+    def _verified(self, batch: _CommitBatch, outcomes: tuple[VerifyOutcome, ...]) -> None:
         batch.open += 1
+        for (at, reservation, checksum), outcome in zip(batch.written, outcomes, strict=True):
+            if reservation.doomed or outcome is not VerifyOutcome.OK:
+                self._refuse(reservation)
+                self._settle(batch, at, CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM)
+                continue
+            reservation.copy.stamp(checksum=checksum, rung=reservation.rung)
+            entry = Entry(key_space=reservation.key_space, block=reservation.block, length=reservation.copy.length, checksum=checksum)
+            if self._staging is not None:
+                self._staging.place(reservation, entry, partial(self._settle, batch, at), self._stock.now)
+                continue
+            self._list(reservation, entry)
+            if self._durability is None or not self._durability(entry, partial(self._settle_durable, batch, at)):
+                self._settle(batch, at, CommitStatus.STORED)
+        self._one_done(batch)
 
-        def on_outcome(outcome: VerifyOutcome) -> None:
-            entry = self._verified(reservation, item.checksum, outcome)
-            if entry is None:
-                settle(CommitStatus.EXPIRED if reservation.doomed else CommitStatus.BAD_CHECKSUM)
-            elif self._staging is not None:
-                self._staging.place(reservation, entry, settle, stock.now)
-            else:
-                self._list(reservation, entry)
-                if self._durability is None or not self._durability(entry, on_durable):
-                    settle(CommitStatus.STORED)
+    def _settle_durable(self, batch: _CommitBatch, at: int, durable: bool) -> None:
+        self._settle(batch, at, CommitStatus.DURABLE if durable else CommitStatus.STORED)
 
-        def on_durable(durable: bool) -> None:
-            settle(CommitStatus.DURABLE if durable else CommitStatus.STORED)
-
-        def settle(status: CommitStatus) -> None:
-            batch.statuses[at] = status
-            batch.open -= 1
-            self._answer_if_done(batch)
-
-        operation = stock.verifications.start(on_outcome)
-        stock.say(VerifyExtent(operation=operation, extent=reservation.copy.extent, checksum=item.checksum))
-
-    def _verified(self, reservation: Reservation, checksum: int, outcome: VerifyOutcome) -> Entry | None:
-        """What may be listed."""
-        if reservation.doomed or outcome is not VerifyOutcome.OK:
-            self._refuse(reservation)
-            return None
-        reservation.copy.stamp(checksum=checksum, rung=reservation.rung)
-        return Entry(
-            key_space=reservation.key_space,
-            block=reservation.block,
-            length=reservation.copy.length,
-            checksum=checksum,
-        )
+    def _settle(self, batch: _CommitBatch, at: int, status: CommitStatus) -> None:
+        batch.statuses[at] = status
+        self._one_done(batch)
 
     def _list(self, reservation: Reservation, entry: Entry) -> None:
         stock, copy = self._stock, reservation.copy
@@ -224,7 +227,8 @@ class Puts:
             stock.list_instead(recoded, entry)
         stock.note(NoteKind.STORED, "put" if recoded is None else "as_sealed", entry, copy.tier)
 
-    def _answer_if_done(self, batch: _CommitBatch) -> None:
+    def _one_done(self, batch: _CommitBatch) -> None:
+        batch.open -= 1
         if batch.open == 0:
             self._stock.say(AnswerCommit(request_id=batch.request_id, statuses=tuple(batch.statuses)))
 

@@ -44,7 +44,7 @@ class QuotaLedger:
         return limit is None or size <= limit
 
     def charge(self, namespace: Namespace, size: int) -> None:
-        self._used[namespace] = self.used(namespace) + size
+        self._used[namespace] = self._used.get(namespace, 0) + size
 
     def refund(self, namespace: Namespace, size: int) -> None:
         left = self.used(namespace) - size

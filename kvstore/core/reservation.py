@@ -9,7 +9,7 @@ from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, RungCode, Writ
 from kvstore.units import Nanos
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Reservation:
     """Mutable: `doomed` is set when its block is deleted while the commit is being verified."""
 
@@ -43,8 +43,7 @@ class ReservationTable:
     def open(self, key_space: KeySpace, block: BlockRef, copy: Copy, *, ttl: Nanos, rung: RungCode = AS_SEALED, now: Nanos) -> Reservation:
         token = WriteToken(self._next_token)
         self._next_token += 1
-        expires_at = Nanos(now + self._timeout)
-        reservation = Reservation(token=token, key_space=key_space, block=block, copy=copy, expires_at=expires_at, ttl=ttl, rung=rung)
+        reservation = Reservation(token, key_space, block, copy, Nanos(now + self._timeout), ttl, rung)
         self._by_token[token] = reservation
         self._by_key[key_space, block.hash] = reservation
         return reservation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.core.copies import Copy, CopyState
-from kvstore.core.events import AnswerVerify, CopyVerdict, VerifyExtent, VerifyOutcome, VerifyRequested
+from kvstore.core.events import AnswerVerify, CopyVerdict, VerifyExtents, VerifyOutcome, VerifyRequested
 from kvstore.core.index import Entry
 from kvstore.core.stock import Stock
 from kvstore.ids import RequestId
@@ -33,8 +33,8 @@ class Scrubs:
             return
         self._waiting[copy] = []
         copy.hold()
-        operation = self._stock.verifications.start(lambda outcome: self._checked(entry, copy, outcome))
-        self._stock.say(VerifyExtent(operation=operation, extent=copy.extent, checksum=copy.checksum))
+        operation = self._stock.verifications.start(lambda outcomes: self._checked(entry, copy, *outcomes))
+        self._stock.say(VerifyExtents(operation=operation, extents=(copy.extent,), checksums=(copy.checksum,)))
 
     def _checked(self, entry: Entry, copy: Copy, outcome: VerifyOutcome) -> None:
         good = outcome is VerifyOutcome.OK

@@ -93,7 +93,7 @@ class Stock:
         """That was ever asked to be put."""
         self._scan_would_fail: set[Tier] = set()
         ids = OperationIds(first=first)
-        self.verifications: Operations[VerifyOutcome] = Operations(ids)
+        self.verifications: Operations[tuple[VerifyOutcome, ...]] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
         self.moves: Operations[CopyOutcome] = Operations(ids)
         self.recodings: Operations[ExtentRecoded] = Operations(ids)
@@ -107,8 +107,8 @@ class Stock:
         """Moves whose block was unlisted meanwhile."""
         self.copies: Counter[Tier] = Counter()
         """Listed and unfreed copies by tier."""
-        self.counters: Counter[str] = Counter()
-        """Notes so far, by "kind:reason"."""
+        self.counters: Counter[tuple[str, str]] = Counter()
+        """Notes so far, by kind and reason."""
         self.spoiled: list[tuple[KeySpace, BlockHash]] = []
         """Keys whose bad record on SSD is still to be erased, so that no restart lists it again."""
         self.last_ssd_generation = 0
@@ -122,12 +122,12 @@ class Stock:
         self.out.append(instruction)
 
     def note(self, kind: NoteKind, reason: str, entry: Entry | None = None, tier: Tier | None = None, payload_bytes: int = 0) -> None:
-        self.counters[f"{kind}:{reason}"] += 1
+        self.counters[kind, reason] += 1
         if entry is None:
-            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=payload_bytes))
+            self.say(Note(kind, reason, tier, payload_bytes))
         else:
             copy = (None if tier is None else entry.copy_in(tier)) or entry.best
-            self.say(Note(kind=kind, reason=reason, tier=tier, payload_bytes=copy.length, key_space=entry.key_space, block=entry.block))
+            self.say(Note(kind, reason, tier, copy.length, entry.key_space, entry.block))
 
     # --- listing ------------------------------------------------------------------------------------------------------------------------
 
@@ -171,8 +171,8 @@ class Stock:
         self.pins.unpin(entry)
         if entry.move is not None:
             self.doomed_moves.add(entry.move)
-        for copy in entry.copies:
-            if copy.state is _READABLE:
+        for copy in (entry.gpu, entry.host, entry.ssd):
+            if copy is not None and copy.state is _READABLE:
                 self._leave_readable(entry, copy, CopyEvent.UNLISTED)
         self.free_if_loose(entry)
         if childless is not None:
@@ -301,22 +301,24 @@ class Stock:
 
     def take_room(self, key_space: KeySpace, extent: Extent, state: CopyState, *, checksum: int = 0, rung: RungCode = AS_SEALED) -> Copy:
         """A copy in room that was just allocated; of bytes that are still to come it knows the checksum later (`Copy.stamp`)."""
-        self.quota.charge(key_space.namespace, extent.length)
-        self._shares[extent.tier].charge(key_space.namespace, extent.length)
-        self.copies[extent.tier] += 1
+        namespace, (tier, _, _, length, _) = key_space.namespace, extent
+        self.quota.charge(namespace, length)
+        self._shares[tier].charge(namespace, length)
+        self.copies[tier] += 1
         return copy_at(extent, state, checksum=checksum, rung=rung)
 
     def give_back(self, key_space: KeySpace, copy: Copy, *, charged: bool = True) -> None:
         """The copy, FREE now, returns its room. `charged`: its namespace pays for it still."""
         assert copy.state is CopyState.FREE
+        tier, _, offset, length, _ = copy.extent
         if charged:
-            self.quota.refund(key_space.namespace, copy.length)
-        self._shares[copy.tier].charge(key_space.namespace, -copy.length)
-        self.copies[copy.tier] -= 1
-        if copy.tier is Tier.HOST:
-            self.arena.free(offset=copy.offset, length=copy.length)
-        elif copy.tier is Tier.GPU:
-            self.gpu_arena.free(offset=copy.offset, length=copy.length)
+            self.quota.refund(key_space.namespace, length)
+        self._shares[tier].charge(key_space.namespace, -length)
+        self.copies[tier] -= 1
+        if tier is Tier.HOST:
+            self.arena.free(offset=offset, length=length)
+        elif tier is Tier.GPU:
+            self.gpu_arena.free(offset=offset, length=length)
         else:
             assert self.regions is not None
             self.regions.freed(copy.region)
@@ -368,19 +370,20 @@ class Stock:
             self._leave_readable(entry, copy, CopyEvent.UNLISTED)
             self.free_if_loose(entry)
             self.offer(entry)
-        for queue in self._queues[tier]:
-            queue.discard(entry)
+        if entry.queued:
+            for queue in self._queues[tier]:
+                queue.discard(entry)
 
-    def host_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """Room in the host tier. First from copies that are on SSD too, then from last copies, suffixes first, and if even that fails
-        from any last copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
-        extent = self.spare_host_room(length, namespace)
+    def host_room_of_last_copies(self, length: int, namespace: Namespace) -> Extent | None:
+        """Room in the host tier, after `spare_host_room` gave none: from last copies, suffixes first, and if even that fails from any last
+        copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
+        extent = None
         while extent is None and self.config.has_host and self._evict_last(Tier.HOST, length, namespace):
             extent = self.arena.allocate(length)
         return extent
 
     def gpu_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """The same in the GPU tier."""
+        """Room in the GPU tier, spare or from last copies likewise."""
         extent = self.spare_gpu_room(length)
         while extent is None and self._evict_last(Tier.GPU, length, namespace):
             extent = self.gpu_arena.allocate(length)
@@ -532,7 +535,15 @@ def _is_spare_twin(entry: Entry) -> bool:
 
 
 def _is_last_and_loose(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and entry.children == 0 and not entry.readable_beside(Tier.HOST)
+    """Asked twice for every block that is evicted: no calls where its one copy is in the host tier."""
+    return (
+        entry.listed
+        and entry.state is _READABLE
+        and entry.children == 0
+        and entry.leases == 0
+        and entry.holds == 0
+        and ((entry.ssd is None and entry.gpu is None) or not entry.readable_beside(Tier.HOST))
+    )
 
 
 def _is_in_host_alone(entry: Entry) -> bool:

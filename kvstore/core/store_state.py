@@ -18,7 +18,7 @@ from kvstore.core.events import (
     EvictRequested,
     ExtentCopied,
     ExtentRecoded,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ListRequested,
     LocateRequested,
@@ -149,8 +149,8 @@ class StoreState:
                 self._puts.reserve(event, now)
             case CommitRequested():
                 self._puts.commit(event, now)
-            case ExtentVerified():
-                self._stock.verifications.finish(event.operation, event.outcome)
+            case ExtentsVerified():
+                self._stock.verifications.finish(event.operation, event.outcomes)
             case AcquireRequested():
                 self._gets.acquire(event, now)
             case ReadRequested():
@@ -238,7 +238,7 @@ class StoreState:
             leases=len(stock.leases),
             reservations=len(stock.reservations),
             operations=sum(len(kind) for kind in operations),
-            counters=dict(stock.counters),
+            counters={f"{kind}:{reason}": count for (kind, reason), count in stock.counters.items()},
         )
 
     def holds(self, key_space: KeySpace, block: BlockHash) -> bool:

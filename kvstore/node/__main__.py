@@ -10,6 +10,7 @@ import prometheus_client
 
 from kvstore.errors import LarderError
 from kvstore.node.config import NodeConfig
+from kvstore.node.garbage import collect_garbage
 from kvstore.node.server import NodeServer
 from kvstore.process import announce_ready, run_process
 from kvstore.registry.redis_registry import RedisRegistry
@@ -26,9 +27,10 @@ async def main(config: NodeConfig) -> None:
             await registry.serve()
             server.serves()
             announce_ready(config.node_id, "store", rpc=server.address, metrics=f"{config.host}:{metrics_port}")
-            async with asyncio.TaskGroup() as group:  # whichever raises first ends the other
+            async with asyncio.TaskGroup() as group:  # whichever raises first ends the others
                 group.create_task(server.node.until_crash())
                 group.create_task(registry.until_superseded())
+                group.create_task(collect_garbage())
         finally:
             await _stop(server, registry)
 

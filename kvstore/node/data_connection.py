@@ -15,6 +15,7 @@ from contextlib import aclosing
 from enum import StrEnum
 
 from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
+from kvstore.core.extent import Tier
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import Unavailable
 from kvstore.ids import BOOT_ID_BYTES, BootId, WriteToken
@@ -23,11 +24,11 @@ from kvstore.node.control_line import ControlLine
 from kvstore.node.metrics import NodeMetrics
 from kvstore.node.node import Node
 from kvstore.node.payload_stream import Entry, groups_of
+from kvstore.node.request_line import Idle, Outgoing, Request, RequestLine
 from kvstore.node.stream_control import StreamControl
 from kvstore.node.ucx_link import UcxHost, UcxLink, UcxSink
 from kvstore.tiers.host import HostArena
 from kvstore.transport.frames import (
-    HEADER_BYTES,
     MAX_BODY_BYTES,
     BadFrame,
     FrameKind,
@@ -88,8 +89,17 @@ class DataConnection:
         may_place = door is DoorKind.LOCAL and not arena.sealed
         self._control = StreamControl(node, config=config, metrics=metrics, tickets=tickets, may_place=may_place)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
-        self._number = 0
-        self._is_lifeline = False
+        self._requests = RequestLine(
+            stream,
+            self._serve_now,
+            most_body=MAX_BODY_BYTES,
+            idle=FIRST_REQUEST,
+            rest=REST_OF_REQUEST,
+            whole=WHOLE_REQUEST,
+            send_idle=config.read_deadline,
+        )
+        self._opened: tuple[OpenRead, Nanos] | None = None
+        """What the READ that was handed on is to bring, and when it came."""
         self._ucx = None if ucx is None else UcxLink(stream, ucx)
 
     async def serve(self) -> None:
@@ -106,33 +116,27 @@ class DataConnection:
         except StreamCut:
             self._count_refused("cut")
         finally:
+            if self._opened is not None:
+                self._finish(*self._opened)
             if self._ucx is not None:
                 self._ucx.close()
 
     async def _request(self) -> bool:
-        """Serves one. False: the client said goodbye between two, or had nothing to say."""
-        head = bytearray(HEADER_BYTES)
-        view = memoryview(head)
+        """Serves one, after all the reads before it. False: the client said goodbye between two, or had nothing to say."""
         try:
-            idle = NEXT_REQUEST if self._number else FIRST_REQUEST
-            await self._stream.wait_readable(idle=LONGEST_LIFE if self._is_lifeline else idle)
-        except StoodStill:
-            if not self._number:
+            request = await self._requests.next()
+        except Idle:
+            if not self._requests.number:
                 self._count_refused("half_open")
             return False
-        try:
-            await self._stream.receive([view[:1]], idle=REST_OF_REQUEST)
-        except StreamCut:
+        if request is None:
             return False
-        in_time = self._within(WHOLE_REQUEST)
-        await self._rest([view[1:]], in_time)
-        header = Header.unpack(head)
-        if header.number != self._number:
-            raise BadFrame("replay", f"request {header.number} where {self._number} should be")
-        self._number += 1
+        header, head = request.header, request.head
+        self._requests.idle = NEXT_REQUEST
+        in_time = self._within(request.time_left)
         match header.kind:
             case FrameKind.READ:
-                await self._read(header, *await self._body(header, head, in_time))
+                await self._send_opened(header)
             case FrameKind.WRITE:
                 await self._write(header, *await self._body(header, head, in_time))
             case FrameKind.CONTROL:
@@ -161,14 +165,14 @@ class DataConnection:
         except GivenUp:
             raise BadFrame("too_slow", "a request that takes too long to come") from None
 
-    async def _body(self, header: Header, head: bytes | bytearray, in_time: Callable[[], bool]) -> tuple[bytes, bytes, bytes]:
+    async def _body(self, header: Header, head: bytes, in_time: Callable[[], bool]) -> tuple[bytes, bytes, bytes]:
         """(what the proof is over, body, proof)."""
         if not PROOF_BYTES < header.length <= MAX_BODY_BYTES:
             raise BadFrame("bad_length", f"a request of {header.length} bytes; at most {MAX_BODY_BYTES}")
         data = bytearray(header.length)
         await self._rest([memoryview(data)], in_time)
         body = bytes(data[:-PROOF_BYTES])
-        return bytes(head) + body, body, bytes(data[-PROOF_BYTES:])
+        return head + body, body, bytes(data[-PROOF_BYTES:])
 
     def _check(self, tickets: Sequence[Ticket], message: bytes, proof: bytes) -> None:
         if not same_proof(proof, proof_of(tickets, nonce=self._nonce, message=message)):
@@ -176,29 +180,64 @@ class DataConnection:
 
     # -- reads
 
-    async def _read(self, header: Header, message: bytes, body: bytes, proof: bytes) -> None:
-        request = ReadBody.unpack(body)
-        self._check_read(request, message, proof)
-        await self._serve_read(
-            request, StreamSink(self._stream, header.number, idle=self._config.read_deadline), gather_bytes=_GATHER_BYTES
-        )
+    def _serve_now(self, request: Request) -> Outgoing | None:
+        """A READ of what lies in the host tier. None: some of it is elsewhere, and has to be waited for."""
+        header, body = request.header, ReadBody.unpack(request.body[:-PROOF_BYTES])
+        self._requests.idle = NEXT_REQUEST
+        self._check_read(body, request.head + request.body[:-PROOF_BYTES], request.body[-PROOF_BYTES:])
+        started = self._node.now()
+        if body.ticket_expires_at <= started:
+            refused = parts_of([ReadStatus.NOT_LEASED] * len(body.hashes), header.number)
+            return Outgoing(refused, self._within(self._config.read_deadline), lambda whole: None)
+        read = self._node.open_read_now(body.lease_id, body.key_space, body.hashes)
+        entries: list[Entry] = []
+        for item in read.items:
+            if item.status is not ReadStatus.OK:
+                entries.append(item.status)
+            elif item.extent is not None and item.extent.tier is Tier.HOST:
+                entries.append(self._node.source.host_view(item.extent))
+            else:
+                self._opened = (read, started)
+                return None
+
+        def done(whole: bool) -> None:
+            if whole:
+                sent = sum([len(entry) for entry in entries if not isinstance(entry, ReadStatus)])
+                self._metrics.data_bytes.labels(self._door, "out").inc(sent)
+                read.outcomes[:] = [ReadOutcome.UNREAD if isinstance(entry, ReadStatus) else ReadOutcome.OK for entry in entries]
+            self._finish(read, started)
+
+        # Without an operation there is nothing to keep in place: only statuses go out.
+        still = (lambda: read.is_open) if read.is_open else self._within(self._config.read_deadline)
+        return Outgoing(parts_of(entries, header.number), still, done)
 
     def _check_read(self, request: ReadBody, message: bytes, proof: bytes) -> None:
         self._check([self._tickets.for_lease(request.lease_id, expires_at=request.ticket_expires_at)], message, proof)
 
-    async def _serve_read(self, request: ReadBody, sink: StreamSink | UcxSink, *, gather_bytes: int) -> None:
-        if request.ticket_expires_at <= self._node.now():
+    async def _send_opened(self, header: Header) -> None:
+        assert self._opened is not None
+        (read, started), self._opened = self._opened, None
+        sink = StreamSink(self._stream, header.number, idle=self._config.read_deadline)
+        try:
+            await self._send_payloads(read, sink, _GATHER_BYTES)
+        finally:
+            self._finish(read, started)
+
+    async def _serve_read(self, request: ReadBody, sink: UcxSink, *, gather_bytes: int) -> None:
+        started = self._node.now()
+        if request.ticket_expires_at <= started:
             await sink.send(0, [ReadStatus.NOT_LEASED] * len(request.hashes), still=self._within(self._config.read_deadline))
             return
-        started = self._node.now()
-        read = await self._node.open_read(request.lease_id, request.key_space, request.hashes)
-        if isinstance(sink, UcxSink):
-            read.before_end = sink.withdraw
+        read = self._node.open_read_now(request.lease_id, request.key_space, request.hashes)
+        read.before_end = sink.withdraw
         try:
             await self._send_payloads(read, sink, gather_bytes)
         finally:
-            read.finish()
-            self._metrics.read(read, took=Nanos(self._node.now() - started))
+            self._finish(read, started)
+
+    def _finish(self, read: OpenRead, started: Nanos) -> None:
+        read.finish()
+        self._metrics.read(read, took=Nanos(self._node.now() - started))
 
     async def _send_payloads(self, read: OpenRead, sink: StreamSink | UcxSink, gather_bytes: int) -> None:
         """In order, as many at once as there are. The reader compares the checksums; those of the SSD are compared here too, so that a bad
@@ -300,7 +339,9 @@ class DataConnection:
     async def _serve_control(self, header: Header) -> None:
         if header.length:
             raise BadFrame("bad_length", "CONTROL has no body")
-        line = ControlLine(self._stream, self._control, next_number=self._number, idle=NEXT_REQUEST, rest_of_request=REST_OF_REQUEST)
+        line = ControlLine(
+            self._stream, self._control, next_number=self._requests.number, idle=NEXT_REQUEST, rest_of_request=REST_OF_REQUEST
+        )
         await line.serve()
 
     # -- the same machine
@@ -313,7 +354,7 @@ class DataConnection:
             answer = Header(FrameKind.ARENA, header.number, self._arena.capacity).pack()
             if socket.send_fds(self._stream.sock, [answer], fds) != len(answer):
                 raise StreamCut("the answer with the descriptors did not go out whole")
-            self._is_lifeline = True
+            self._requests.idle = LONGEST_LIFE
         except OSError as error:
             raise StreamCut(str(error)) from error
         finally:
@@ -334,10 +375,15 @@ class StreamSink:
 
     async def send(self, first: int, group: Sequence[Entry], *, still: Callable[[], bool]) -> None:
         """Raises StreamCut, GivenUp."""
-        parts: list[Buffer] = []
-        for item, entry in enumerate(group, first):
-            if isinstance(entry, ReadStatus):
-                parts.append(Header(FrameKind.PAYLOAD, self._number, 0, entry, item).pack())
-            else:
-                parts += (Header(FrameKind.PAYLOAD, self._number, len(entry), ReadStatus.OK, item).pack(), entry)
-        await self._stream.send(parts, idle=self._idle, still=still)
+        await self._stream.send(parts_of(group, self._number, first=first), idle=self._idle, still=still)
+
+
+def parts_of(entries: Sequence[Entry], number: int, *, first: int = 0) -> list[Buffer]:
+    """What goes out for request `number`, from its item `first` on."""
+    parts: list[Buffer] = []
+    for item, entry in enumerate(entries, first):
+        if isinstance(entry, ReadStatus):
+            parts.append(Header(FrameKind.PAYLOAD, number, 0, entry, item).pack())
+        else:
+            parts += (Header(FrameKind.PAYLOAD, number, len(entry), ReadStatus.OK, item).pack(), entry)
+    return parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 
 from kvpb.v1 import admin_pb2
@@ -27,7 +27,7 @@ _PART = 512
 
 
 class EventFeed:
-    """`note` is called after each event of the core, as for the inventory."""
+    """`note` is called with the notes of each event of the core, as for the inventory."""
 
     def __init__(
         self, state: StoreState, *, node_id: str, boot_id: BootId, epoch: Callable[[], Epoch], clock: Clock, most: int = JOURNAL_ENTRIES
@@ -39,16 +39,18 @@ class EventFeed:
         self._node_id, self._boot_id, self._epoch = node_id, boot_id, epoch
         self._changed = asyncio.Event()
 
-    def note(self, note: Note) -> None:
-        if note.key_space is None or note.block is None:
-            return
-        gone = note.kind in UNLISTING and not self._state.holds(note.key_space, note.block.hash)
-        if gone:
-            self.departures.gone(note.key_space, note.block.hash, _reason(note.kind, note.reason), self._clock.now())
-        elif note.kind is NoteKind.STORED:
-            self.departures.back(note.key_space, note.block.hash)
-        if note.kind is NoteKind.STORED or gone:
-            self.journal.add(note.kind, note.reason, note.key_space, note.block)
+    def note(self, notes: Iterable[Note]) -> None:
+        now = self._clock.now()
+        for kind, reason, _, _, key_space, block in notes:
+            if key_space is None or block is None:
+                continue
+            if kind is NoteKind.STORED:
+                self.departures.back(key_space, block.hash)
+            elif kind in UNLISTING and not self._state.holds(key_space, block.hash):
+                self.departures.gone(key_space, block.hash, _reason(kind, reason), now)
+            else:
+                continue
+            self.journal.add(kind, reason, key_space, block)
             self._changed.set()
 
     async def follow(self, node: Node, *, boot_id: bytes, after: int) -> AsyncGenerator[admin_pb2.BlockEvent, None]:

@@ -32,9 +32,8 @@ class IncomingPayloads:
 
     def close(self, token: WriteToken) -> int:
         """How many bytes have come; 0 for a token that is not open."""
-        received = self.received_bytes(token)
-        self._open.pop(token, None)
-        return received
+        incoming = self._open.pop(token, None)
+        return 0 if incoming is None else incoming.received
 
     def take(self, token: WriteToken, offset: int, data: bytes | memoryview) -> bool:
         """Puts one chunk in place. False (and nothing written) when the token is not open, the chunk is out of order, or it runs past

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter as Counts
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -34,6 +34,7 @@ class NodeMetrics:
         )
         self._put_outcomes = Counter(PUT_OUTCOMES_TOTAL, "Blocks put, by outcome.", ["outcome", "reason"], registry=registry)
         self._read_outcomes = Counter(READ_OUTCOMES_TOTAL, "Blocks read, by outcome.", ["outcome", "reason"], registry=registry)
+        self._read_whole = self._read_outcomes.labels("ok", "")
         self._evictions = Counter(EVICTIONS_TOTAL, "Copies evicted, by tier and reason.", ["tier", "reason"], registry=registry)
         self._notes = Counter(
             "larder_store_notes_total", "What happened to copies, by kind and reason.", ["kind", "reason"], registry=registry
@@ -83,20 +84,24 @@ class NodeMetrics:
 
     def read(self, read: OpenRead, *, took: Nanos) -> None:
         self._read_seconds.observe(to_seconds(took))
+        whole = 0
         for item, outcome in zip(read.items, read.outcomes, strict=True):
             if item.status is not ReadStatus.OK:
                 self._read_outcomes.labels("failed", item.status.name.lower()).inc()
             elif outcome is ReadOutcome.OK:
-                self._read_outcomes.labels("ok", "").inc()
+                whole += 1
             else:
                 self._read_outcomes.labels("failed", outcome.value).inc()
+        if whole:
+            self._read_whole.inc(whole)
 
-    def note(self, note: Note) -> None:
-        key = (note.kind, note.reason, note.tier)
-        counters = self._noted.get(key)
-        if counters is None:
-            counters = self._noted[key] = [self._notes.labels(note.kind.value, note.reason)]
-            if note.kind is NoteKind.EVICTED and note.tier is not None:
-                counters.append(self._evictions.labels(note.tier.name.lower(), note.reason))
-        for counter in counters:
-            counter.inc()
+    def note(self, notes: Iterable[Note]) -> None:
+        for key, count in Counts([note[:3] for note in notes]).items():
+            counters = self._noted.get(key)
+            if counters is None:
+                kind, reason, tier = key
+                counters = self._noted[key] = [self._notes.labels(kind.value, reason)]
+                if kind is NoteKind.EVICTED and tier is not None:
+                    counters.append(self._evictions.labels(tier.name.lower(), reason))
+            for counter in counters:
+                counter.inc(count)

@@ -23,9 +23,10 @@ from kvstore.core.events import (
     DropRecoded,
     Event,
     ExtentCopied,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     Note,
+    OperationId,
     ReadRequested,
     RecodeExtent,
     RegionsRecovered,
@@ -33,7 +34,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -72,7 +73,7 @@ class _Request(Protocol):
 class Node:
     """Belongs to one event loop; every method is called there. Small host payloads are touched inline, large ones and the SSD in threads.
 
-    `on_note` is called for each Note of the core (metrics). After a bug in here the core's state is not to be trusted any more:
+    `on_notes` is called with the Notes of each event (metrics, events). After a bug in here the core's state is not to be trusted any more:
     `until_crash` raises it, and the process must end.
     """
 
@@ -86,7 +87,7 @@ class Node:
         config: NodeConfig,
         clock: Clock,
         steps: PayloadSteps | None = None,
-        on_note: Callable[[Note], None] = lambda note: None,
+        on_notes: Callable[[Sequence[Note]], None] = lambda notes: None,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.state = state
@@ -96,7 +97,7 @@ class Node:
         self._gpu = gpu
         self._config = config
         self._clock = clock
-        self._on_note = on_note
+        self._on_notes = on_notes
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
         self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
@@ -184,12 +185,14 @@ class Node:
         self._waiting[request.request_id] = (answer, answered)
         self.feed(request)  # type: ignore[arg-type]  # every request is an Event
 
-    async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
+    def open_read_now(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool = True) -> OpenRead:
         """The caller must `finish` it, whatever happens. `counts`: see ReadRequested."""
         request = ReadRequested(
             request_id=self.next_request_id(), lease_id=lease_id, key_space=key_space, hashes=tuple(hashes), counts=counts
         )
-        plan = await self.ask(request, AnswerRead)
+        plans: list[AnswerRead] = []
+        self.ask_now(request, AnswerRead, plans.append)
+        (plan,) = plans  # the core answers a read at once
         return self._reads[plan.operation] if plan.operation else OpenRead(plan, self.feed)
 
     def feed(self, event: Event) -> None:
@@ -200,8 +203,14 @@ class Node:
         self._feeding = True
         try:
             while self._events:
+                notes: list[Note] = []
                 for instruction in self.state.handle(self._events.popleft(), self._clock.now()):
-                    self._execute(instruction)
+                    if isinstance(instruction, Note):
+                        notes.append(instruction)
+                    else:
+                        self._execute(instruction)
+                if notes:
+                    self._on_notes(notes)
         except Exception as error:
             self.crash(error)
             raise
@@ -210,13 +219,11 @@ class Node:
 
     def _execute(self, instruction: Instruction) -> None:
         match instruction:
-            case Note():
-                self._on_note(instruction)
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case CancelRead():
                 self._reads[instruction.operation].finish()
-            case VerifyExtent():
+            case VerifyExtents():
                 self._verify(instruction)
             case CopyExtent():
                 self._copy(instruction)
@@ -249,27 +256,30 @@ class Node:
         del self._reads[operation]
         self.feed(finished)
 
-    def _verify(self, instruction: VerifyExtent) -> None:
-        if self.source.is_quick(instruction.extent):
-            try:
-                self.source.read_now(instruction.extent, instruction.checksum)
-                outcome = VerifyOutcome.OK
-            except CorruptPayload:
-                outcome = VerifyOutcome.CORRUPT
-            self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+    def _verify(self, instruction: VerifyExtents) -> None:
+        stored = [Stored(extent, checksum) for extent, checksum in zip(instruction.extents, instruction.checksums, strict=True)]
+        if self.source.are_quick(stored):
+            self._verified(instruction.operation, self.source.read_each_now(stored))
         else:
-            self.spawn(self._verify_in_thread(instruction))
+            self.spawn(self._verify_in_thread(instruction.operation, stored))
 
-    async def _verify_in_thread(self, instruction: VerifyExtent) -> None:
-        outcome = VerifyOutcome.OK
+    async def _verify_in_thread(self, operation: OperationId, stored: Sequence[Stored]) -> None:
+        found: Sequence[Found]
         try:
-            await self.source.read(instruction.extent, instruction.checksum)
-        except CorruptPayload:
-            outcome = VerifyOutcome.CORRUPT
-        except TierFailure as failure:
-            logger.warning("verify: %s", failure)
-            outcome = VerifyOutcome.IO_ERROR
-        self.feed(ExtentVerified(operation=instruction.operation, outcome=outcome))
+            found = await self.source.read_each(stored)
+        except TierFailure as stalled:
+            found = [stalled] * len(stored)
+        self._verified(operation, found)
+
+    def _verified(self, operation: OperationId, found: Sequence[Found]) -> None:
+        outcomes = []
+        for payload in found:
+            if isinstance(payload, TierFailure):
+                logger.warning("verify: %s", payload)
+                outcomes.append(VerifyOutcome.IO_ERROR)
+            else:
+                outcomes.append(VerifyOutcome.CORRUPT if isinstance(payload, CorruptPayload) else VerifyOutcome.OK)
+        self.feed(ExtentsVerified(operation=operation, outcomes=tuple(outcomes)))
 
     def _copy(self, instruction: CopyExtent) -> None:
         if instruction.target.tier is Tier.SSD:

@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -164,7 +164,7 @@ class NodeServer:
                 config=self.config,
                 clock=self._clock,
                 steps=await asyncio.to_thread(_steps, self.config) if self.config.step_down else None,
-                on_note=self._note,
+                on_notes=self._note,
             )
             self._server = make_server()
             self._channels = ChannelPool()
@@ -270,10 +270,10 @@ class NodeServer:
             drain=drain_status(self._handover),
         )
 
-    def _note(self, note: Note) -> None:
-        self._metrics.note(note)
-        self._inventory.note(note)
-        self._feed.note(note)
+    def _note(self, notes: Sequence[Note]) -> None:
+        self._metrics.note(notes)
+        self._inventory.note(notes)
+        self._feed.note(notes)
 
     async def _drain(self) -> None:
         if self._own is None:

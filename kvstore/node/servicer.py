@@ -168,7 +168,7 @@ class StoreServicer(store_pb2_grpc.StoreServiceServicer):  # type: ignore[misc] 
     async def ReadPayloads(self, request: store_pb2.ReadRequest, context: Any) -> None:
         hashes = hashes_from_proto(request.hashes)
         started = self._node.now()
-        read = await self._node.open_read(LeaseId(request.lease_id), key_space_from_proto(request.key_space), hashes)
+        read = self._node.open_read_now(LeaseId(request.lease_id), key_space_from_proto(request.key_space), hashes)
         try:
             await send_payloads(read, self._node.source, context, deadline=self._config.read_deadline)
         finally:

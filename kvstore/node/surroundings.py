@@ -47,7 +47,7 @@ class NodeSurroundings:
         return await self._node.ask(request, answer)
 
     async def open_read(self, lease_id: LeaseId, key_space: KeySpace, hashes: Sequence[BlockHash], *, counts: bool) -> OpenRead:
-        return await self._node.open_read(lease_id, key_space, hashes, counts=counts)
+        return self._node.open_read_now(lease_id, key_space, hashes, counts=counts)
 
     async def read_payload(self, extent: Extent, checksum: int) -> memoryview:
         return await self._node.source.read(extent, checksum)

@@ -3,6 +3,8 @@
 from kvstore.transport.choice import ALL_KINDS, AutoTransport, Choice, TransportKind
 from kvstore.transport.grpc_transport import GrpcTransport
 from kvstore.transport.payload_transport import (
+    Arrived,
+    Ended,
     MappedArena,
     PayloadRead,
     PayloadSlot,
@@ -16,8 +18,10 @@ from kvstore.transport.ticket import NO_TICKET, Ticket
 __all__ = [
     "ALL_KINDS",
     "NO_TICKET",
+    "Arrived",
     "AutoTransport",
     "Choice",
+    "Ended",
     "GrpcTransport",
     "MappedArena",
     "PayloadRead",

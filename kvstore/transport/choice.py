@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,7 +14,7 @@ from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import Greeting, StoreStub
 from kvstore.transport.grpc_transport import GrpcTransport
-from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer
+from kvstore.transport.payload_transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer
 from kvstore.transport.shared_arena import machine_identity
 from kvstore.transport.shm_transport import ShmTransport, map_arena
 from kvstore.transport.stream_pool import Door, DoorClosed, StreamPool
@@ -128,6 +128,26 @@ class AutoTransport:
             except LarderError as error:
                 await self._reconsider(chosen, error)
                 raise
+
+    def read_now(
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> Callable[[], None] | None:
+        chosen = self._chosen.get(peer.node_id)
+        if chosen is None or not chosen.fits(peer):
+            return None
+        return chosen.transport.read_now(
+            peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout, arrived=arrived, ended=ended
+        )
 
     async def close(self) -> None:
         for chosen in self._chosen.values():

@@ -7,6 +7,7 @@ together beside what is asked, where a stream that is waited for costs 200 and g
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,8 @@ from kvstore.transport.frames import BadFrame, FrameKind, Header
 from kvstore.transport.stream_pool import MOST_IDLE_S, Connection
 from kvstore.units import Nanos, to_seconds
 
+logger = logging.getLogger(__name__)
+
 POST_WITHIN_S = 0.002
 """What nobody waits for goes behind the next question, which costs nothing, or alone after this."""
 RECEIVE_BYTES = 1 << 18
@@ -25,7 +28,7 @@ _MOST_UNSENT = 8 * MAX_CONTROL_BYTES
 """Of a node that takes nothing: beyond it nothing more is asked."""
 
 Answered = Callable[[bytes | LarderError], None]
-"""Called once: with the body of the answer, or with DeadlinePassed or Unavailable."""
+"""Called once: with the body of the answer, or with DeadlinePassed or Unavailable. If it raises, a bug, then once more with Unavailable."""
 
 
 class ControlLine:
@@ -149,7 +152,7 @@ class ControlLine:
                     raise BadFrame("garbage", f"{header.kind.name} where an answer should be")
                 waiting = self._waiting.pop(header.number, None)
                 if waiting is not None:  # else it is late, and given up
-                    waiting[2](body)
+                    _tell(*waiting[1:], body)
         except BadFrame as error:
             self._end(str(error))
             return
@@ -169,7 +172,7 @@ class ControlLine:
         for number in late:
             self._is_stale = True
             _, kind, answered = self._waiting.pop(number)
-            answered(DeadlinePassed(f"no answer to {kind.name} in time"))
+            _tell(kind, answered, DeadlinePassed(f"no answer to {kind.name} in time"))
         if self._waiting:
             self._watch(min(deadline for deadline, _, _ in self._waiting.values()))
         elif self._is_stale:
@@ -187,4 +190,14 @@ class ControlLine:
         self._connection.close()
         waiting, self._waiting = self._waiting, {}
         for _, kind, answered in waiting.values():
-            answered(Unavailable(f"{kind.name}: {reason}"))
+            _tell(kind, answered, Unavailable(f"{kind.name}: {reason}"))
+
+
+def _tell(kind: FrameKind, answered: Answered, found: bytes | LarderError) -> None:
+    """A bug behind one answer costs the others nothing, and who waits for it hears that it will not come."""
+    try:
+        answered(found)
+    except Exception:
+        logger.exception("a bug behind the answer to %s: this must not happen", kind.name)
+        if not isinstance(found, LarderError):
+            _tell(kind, answered, Unavailable(f"{kind.name}: its answer could not be taken in"))

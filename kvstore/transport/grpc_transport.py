@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
+from typing import Any
 
 from kvstore.core.events import ReadStatus
 from kvstore.ids import KeySpace, LeaseId, WriteToken
@@ -74,6 +75,10 @@ class GrpcTransport:
         # The stream ended in good order without them: a short answer is not a full one.
         for item in sorted(filling.open_items):
             yield PayloadRead(item, ReadOutcome.MALFORMED)
+
+    def read_now(self, *_: Any, **__: Any) -> None:
+        """A call of gRPC is waited for."""
+        return
 
     async def close(self) -> None:
         """The channels are their owner's."""

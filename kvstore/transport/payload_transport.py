@@ -7,7 +7,7 @@ mapped memory (shm_transport), streams of our own framing (stream_transport), gR
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -65,6 +65,13 @@ class PayloadRead:
     outcome: ReadOutcome
 
 
+Arrived = Callable[[int, ReadOutcome], None]
+"""Of a slot, by its number: it is filled, or why it is not."""
+Ended = Callable[[Exception | None], None]
+"""Called once, unless the read is stopped: all slots were told of, or a LarderError says why not, or the exception is one that `Arrived`
+raised."""
+
+
 class MappedArena(Protocol):
     """A node's host arena in this process's memory."""
 
@@ -114,6 +121,23 @@ class PayloadTransport(Protocol):
         Raises a LarderError when the node could not be reached, stood still for `idle_timeout`, or did not finish within `timeout`;
         slots not yielded by then were not read. Closing the iterator stops the transfer; no slot is written to after that.
         """
+        ...
+
+    def read_now(
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> Callable[[], None] | None:
+        """The same without a task, where a connection is at hand: then what stops it, and neither `arrived` nor `ended` is called before
+        this returns, nor after the stop. None: `read` it."""
         ...
 
     async def close(self) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 
 from kvstore.errors import Unavailable
 from kvstore.ids import KeySpace, LeaseId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import StoreStub
 from kvstore.transport.frames import HEADER_BYTES, BadFrame, FrameKind, Header
-from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
+from kvstore.transport.payload_transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer
 from kvstore.transport.shared_arena import SharedArena
 from kvstore.transport.stream import Stream, StreamCut
 from kvstore.transport.stream_pool import DoorClosed, StreamPool
@@ -100,6 +100,23 @@ class ShmTransport:
         idle_timeout: Nanos,
     ) -> AsyncGenerator[PayloadRead, None]:
         return self._streams.read(peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout)
+
+    def read_now(
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> Callable[[], None] | None:
+        return self._streams.read_now(
+            peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout, arrived=arrived, ended=ended
+        )
 
     async def close(self) -> None:
         if not self._lifeline.closed:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable, Sequence
 
-from kvstore.units import MIB, Nanos, seconds, to_milliseconds, to_seconds
+from kvstore.units import MIB, Nanos, milliseconds, seconds, to_milliseconds, to_seconds
 
 Buffer = bytes | memoryview
 
-_MOST_PARTS = 512
+MOST_PARTS = 512
 """Of one call; the kernel takes 1,024."""
-_TURN_BYTES = 4 * MIB
-"""Moved without a pause at most: then others on the loop have their turn."""
+_CALL_BYTES = MIB
+"""Of one call: half a millisecond, or two into memory that was never touched."""
+_TURN = milliseconds(1)
+"""Without a pause: then others on the loop have their turn."""
 
 
 _LONG: Nanos = seconds(24 * 3600)
@@ -45,7 +48,7 @@ class Stream:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.sock = sock
         self._loop = asyncio.get_running_loop()
-        self._turn = 0
+        self._turn_began = 0
         self.sent_bytes = 0
         self.received_bytes = 0
 
@@ -74,16 +77,16 @@ class Stream:
             if still is not None and not still():
                 raise GivenUp(sum(len(part) for part in left))
             try:
-                sent = self.sock.sendmsg(left[:_MOST_PARTS])
+                sent = self.sock.sendmsg(_first(left))
             except BlockingIOError:
                 await self._wait(write=True, idle=idle)
                 continue
             except OSError as error:
                 raise StreamCut(str(error)) from error
             self.sent_bytes += sent
-            _drop(left, sent)
+            drop_front(left, sent)
             if left:
-                await self._take_turns(sent)
+                await self._take_turns()
 
     async def receive(
         self, parts: Sequence[memoryview], *, idle: Nanos, ahead: memoryview | None = None, still: Callable[[], bool] | None = None
@@ -100,10 +103,10 @@ class Stream:
                 raise GivenUp(missing)
             try:
                 if ahead is not None or len(left) > 1:
-                    into = left[:_MOST_PARTS] if ahead is None or len(left) > _MOST_PARTS else [*left, ahead]
+                    into = left[:MOST_PARTS] if ahead is None or len(left) > MOST_PARTS else [*left, ahead]
                     got = self.sock.recvmsg_into(into)[0]
                 else:
-                    got = self.sock.recv_into(left[0])
+                    got = self.sock.recv_into(left[0], min(len(left[0]), _CALL_BYTES))
             except BlockingIOError:
                 await self._wait(write=False, idle=idle)
                 continue
@@ -113,10 +116,11 @@ class Stream:
                 raise StreamCut("the other side closed the connection")
             self.received_bytes += got
             missing -= got
+            if missing > 0:
+                drop_front(left, got)
+            await self._take_turns()  # behind a whole payload too: many may lie there
             if missing <= 0:
                 return -missing
-            _drop(left, got)
-            await self._take_turns(got)
         return 0
 
     async def wait_readable(self, *, idle: Nanos) -> None:
@@ -131,11 +135,10 @@ class Stream:
         except (OSError, StreamCut):
             pass
 
-    async def _take_turns(self, moved: int) -> None:
-        self._turn += moved
-        if self._turn >= _TURN_BYTES:
-            self._turn = 0
+    async def _take_turns(self) -> None:
+        if time.monotonic_ns() - self._turn_began >= _TURN:
             await asyncio.sleep(0)
+            self._turn_began = time.monotonic_ns()
 
     async def _wait(self, *, write: bool, idle: Nanos) -> None:
         loop, fd = self._loop, self.sock.fileno()
@@ -147,10 +150,10 @@ class Stream:
         else:
             loop.add_reader(fd, _settle, ready, True)
         timer = loop.call_later(to_seconds(idle), _settle, ready, False)
-        self._turn = 0
         try:
             if not await ready:
                 raise StoodStill(f"nothing moved for {to_milliseconds(idle):.0f} ms")
+            self._turn_began = time.monotonic_ns()
         finally:
             timer.cancel()
             if write:
@@ -164,7 +167,18 @@ def _settle(future: asyncio.Future[bool], value: bool) -> None:
         future.set_result(value)
 
 
-def _drop(parts: list[Buffer] | list[memoryview], count: int) -> None:
+def _first(parts: list[Buffer]) -> list[Buffer]:
+    """Of one call."""
+    room, taken = _CALL_BYTES, []
+    for part in parts[:MOST_PARTS]:
+        taken.append(part if len(part) <= room else memoryview(part)[:room])
+        room -= len(part)
+        if room <= 0:
+            break
+    return taken
+
+
+def drop_front(parts: list[Buffer] | list[memoryview], count: int) -> None:
     """Takes the first `count` bytes off."""
     whole = 0
     for part in parts:

@@ -84,10 +84,18 @@ class StreamPool:
             except BaseException:
                 connection.close()
                 raise
-            if self._closed or connection.worn_out or len(self._idle) >= MOST_IDLE:
-                connection.close()
-            else:
-                self._idle.append((time.monotonic(), connection))
+            self.give_back(connection)
+
+    def take_now(self) -> Connection | None:
+        """One that is idle, for a transfer that begins at once. The caller gives it back, or closes it."""
+        return self._take_idle()
+
+    def give_back(self, connection: Connection) -> None:
+        """After a transfer that went well."""
+        if self._closed or connection.worn_out or len(self._idle) >= MOST_IDLE:
+            connection.close()
+        else:
+            self._idle.append((time.monotonic(), connection))
 
     async def take(self, *, timeout: Nanos) -> Connection:
         """One for good: the caller closes it. Raises as `connection`."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing
 
 from kvstore.errors import Unavailable
 from kvstore.ids import KeySpace, LeaseId, WriteToken
@@ -25,9 +24,9 @@ from kvstore.transport.frames import (
     pack_write_body,
     unpack_tokens,
 )
-from kvstore.transport.grpc_transport import OUTCOME_OF
-from kvstore.transport.payload_transport import MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
-from kvstore.transport.stream import GivenUp, StoodStill, Stream, StreamCut
+from kvstore.transport.payload_reading import PayloadReading
+from kvstore.transport.payload_transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, ReadOutcome
+from kvstore.transport.stream import StoodStill, Stream, StreamCut
 from kvstore.transport.stream_pool import Connection, StreamPool
 from kvstore.transport.stream_stub import StreamStub
 from kvstore.transport.ticket import PROOF_BYTES, Ticket, proof_of
@@ -75,52 +74,108 @@ class StreamTransport:
         timeout: Nanos,
         idle_timeout: Nanos,
     ) -> AsyncGenerator[PayloadRead, None]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + to_seconds(timeout)
-        try:
-            async with self._pool.connection(timeout=idle_timeout) as connection:
-                body = ReadBody(lease_id, ticket.expires_at, key_space, tuple([slot.hash for slot in slots])).pack()
-                request = request_frames(connection, FrameKind.READ, body, [ticket])
-                await connection.stream.send(request, idle=idle_timeout)
-                payloads = _receive_payloads(
-                    connection.stream,
-                    slots,
-                    request_number=connection.number - 1,
-                    idle=idle_timeout,
-                    still=lambda: loop.time() < deadline,
-                )
-                async with aclosing(payloads):
-                    async for payload in payloads:
-                        yield payload
-        except (StoodStill, GivenUp) as error:
-            raise DeadlinePassed(f"{peer.node_id}: {error}") from None
-        except (StreamCut, BadFrame) as error:
-            raise Unavailable(f"{peer.node_id}: {error}") from None
+        come: asyncio.Queue[PayloadRead | Exception | None] = asyncio.Queue()
+
+        def arrived(item: int, outcome: ReadOutcome) -> None:
+            come.put_nowait(PayloadRead(item, outcome))
+            reading.pause()  # nothing is taken for a reader that has not taken this one
+
+        async with self._pool.connection(timeout=idle_timeout) as connection:
+            reading = self._start(
+                connection,
+                peer,
+                lease_id,
+                key_space,
+                slots,
+                ticket=ticket,
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+                arrived=arrived,
+                ended=come.put_nowait,
+            )
+            try:
+                while (payload := await come.get()) is not None:
+                    if isinstance(payload, Exception):
+                        raise payload
+                    yield payload
+                    if come.empty():
+                        reading.resume()
+            finally:
+                reading.stop()
+
+    def read_now(
+        self,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> Callable[[], None] | None:
+        connection = self._pool.take_now()
+        if connection is None:
+            return None
+
+        def over(error: Exception | None) -> None:
+            if error is None:
+                self._pool.give_back(connection)
+            else:
+                connection.close()
+            ended(error)
+
+        reading = self._start(
+            connection,
+            peer,
+            lease_id,
+            key_space,
+            slots,
+            ticket=ticket,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            arrived=arrived,
+            ended=over,
+        )
+
+        def stop() -> None:
+            if reading.stop():
+                connection.close()
+
+        return stop
+
+    def _start(
+        self,
+        connection: Connection,
+        peer: Peer,
+        lease_id: LeaseId,
+        key_space: KeySpace,
+        slots: Sequence[PayloadSlot],
+        *,
+        ticket: Ticket,
+        timeout: Nanos,
+        idle_timeout: Nanos,
+        arrived: Arrived,
+        ended: Ended,
+    ) -> PayloadReading:
+        body = ReadBody(lease_id, ticket.expires_at, key_space, tuple([slot.hash for slot in slots])).pack()
+        request = request_frames(connection, FrameKind.READ, body, [ticket])
+        return PayloadReading(
+            connection,
+            slots,
+            request,
+            node_name=peer.node_id,
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+            arrived=arrived,
+            ended=ended,
+        )
 
     async def close(self) -> None:
         self._stub.close()
         self._pool.close()
-
-
-async def _receive_payloads(
-    stream: Stream, slots: Sequence[PayloadSlot], *, request_number: int, idle: Nanos, still: Callable[[], bool]
-) -> AsyncGenerator[PayloadRead, None]:
-    """In the order asked. A payload of another length than the slot's ends the stream: where the next one begins cannot be known."""
-    head = memoryview(bytearray(HEADER_BYTES))
-    have = 0
-    for item, slot in enumerate(slots):
-        if have < HEADER_BYTES:
-            await stream.receive([head[have:]], idle=idle, still=still)
-        header = Header.unpack(head)
-        have = 0
-        if header.kind is not FrameKind.PAYLOAD or header.item != item or header.number != request_number:
-            raise BadFrame("garbage", f"{header.kind.name} {header.number}:{header.item} where payload {request_number}:{item} should be")
-        outcome = OUTCOME_OF.get(header.status, ReadOutcome.MALFORMED)
-        if header.length != (len(slot.into) if outcome is ReadOutcome.OK else 0):
-            raise BadFrame("bad_length", f"a payload of {header.length} bytes where {len(slot.into)} were expected")
-        if outcome is ReadOutcome.OK:
-            have = await stream.receive([slot.into], idle=idle, still=still, ahead=head if item + 1 < len(slots) else None)
-        yield PayloadRead(item, outcome)
 
 
 async def receive_refused(stream: Stream, *, idle: Nanos) -> frozenset[WriteToken]:

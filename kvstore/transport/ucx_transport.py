@@ -10,6 +10,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from kvstore.errors import Unavailable
 from kvstore.ids import KeySpace, LeaseId, WriteToken
@@ -118,6 +119,10 @@ class UcxTransport(StreamTransport):
             raise DeadlinePassed(f"{peer.node_id}: {error}") from None
         except (StreamCut, BadFrame) as error:
             raise Unavailable(f"{peer.node_id}: {error}") from None
+
+    def read_now(self, *_: Any, **__: Any) -> None:
+        """What comes over UCX is waited for."""
+        return
 
     @asynccontextmanager
     async def _endpoint_of(self, connection: Connection) -> AsyncIterator[UcxEndpoint]:

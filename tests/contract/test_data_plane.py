@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+import kvstore.client.read
 from kvstore.client import BlockPut, PayloadMaker, PutOutcome, StoreClient
+from kvstore.client.prefix_lease import HeldState
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.events import CommitStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import CodecFailure
 from kvstore.node.config import ShmAccess
 from kvstore.transport import PayloadWrite, Ticket, stream_pool
+from kvstore.transport.stream_transport import StreamTransport
 from kvstore.transport.ucx_worker import ucx_obstacle
 from kvstore.units import KIB, MIB, Bytes, Nanos, seconds
 
@@ -135,6 +138,91 @@ def test_a_block_that_no_node_could_take_fails_alone(kind: str, run: Any, servin
             report = await store.client.put(key_space, puts)
             assert report.outcomes == (PutOutcome.STORED, PutOutcome.FAILED, PutOutcome.FAILED, PutOutcome.STORED)
             assert report.reasons == {"too_large": 1, "empty": 1}
+
+    run(test())
+
+
+def test_a_lease_is_renewed_and_given_back_also_when_its_control_line_is_gone(
+    run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any
+) -> None:
+    async def test() -> None:
+        async with serving("shm") as store:
+            refs = chain([1000] * 3)
+            await store.put(refs, [1000] * 3)
+            lease = await store.client.acquire_prefix(key_space, refs, ttl=seconds(3))
+            (held,) = {copy.held for copy in lease.copies}
+            stub = store.client._nodes.stub_now(held.node_id)
+            stub.close()
+            first_end = held.expires_at
+            await eventually(lambda: held.expires_at > first_end)
+            assert held.state is HeldState.HELD
+            await lease.release()
+            await eventually(lambda: store.server.status().leases == 0)
+            assert "lease_expired:time" not in store.server.status().counters, "it was given back, and did not just run out"
+
+    run(test())
+
+
+def _only_over_connections_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a read that took a task")
+
+    monkeypatch.setattr(StreamTransport, "read", refused)
+
+
+def test_a_read_over_a_connection_at_hand_that_is_cut_or_left_costs_that_read_alone(
+    run: Any, serving: Any, chain: Any, key_space: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = [300_000] * 4
+    refs = chain(sizes)
+
+    async def test() -> None:
+        async with serving("tcp", wire=True) as store:
+            await store.put(refs, sizes)
+            assert await store.read(refs, sizes) == ["ok"] * 4
+            with monkeypatch.context() as patch:
+                _only_over_connections_at_hand(patch)
+                assert await store.read(refs, sizes) == ["ok"] * 4
+                async with await store.client.acquire_prefix(key_space, refs) as lease:
+                    blocks = store.client.read(lease)
+                    assert (await anext(blocks)).payload is not None
+                    await blocks.aclose()
+            await eventually(lambda: store.server.node.reads == 0)
+            assert await store.read(refs, sizes) == ["ok"] * 4
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                with monkeypatch.context() as patch:
+                    _only_over_connections_at_hand(patch)
+                    store.proxy.cut_after = 0
+                    assert [block.reason async for block in store.client.read(lease)] == ["unreachable"] * 4
+                store.proxy.heal()
+            assert await store.read(refs, sizes) == ["ok"] * 4
+
+    run(test())
+
+
+@pytest.mark.parametrize("at_hand", [False, True])
+def test_a_bug_behind_a_payload_reaches_its_reader(
+    at_hand: bool, run: Any, serving: Any, chain: Any, key_space: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trips(payload: memoryview) -> int:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        async with serving("tcp") as store:
+            refs = chain([1000] * 2)
+            await store.put(refs, [1000] * 2)
+            assert await store.read(refs, [1000] * 2) == ["ok"] * 2
+            async with await store.client.acquire_prefix(key_space, refs) as lease:
+                with monkeypatch.context() as patch:
+                    patch.setattr(kvstore.client.read, "payload_checksum", trips)
+                    if at_hand:
+                        _only_over_connections_at_hand(patch)
+                    else:
+                        patch.setattr(StreamTransport, "read_now", lambda *_, **__: None)
+                    with pytest.raises((ZeroDivisionError, ExceptionGroup)):
+                        async for _ in store.client.read(lease):
+                            pass
+            assert await store.read(refs, [1000] * 2) == ["ok"] * 2
 
     run(test())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
+from kvstore.core.events import Note
 from kvstore.ids import BlockRef, KeySpace
 
 
@@ -16,6 +17,8 @@ def describe(what: object) -> str:
         return str(what.name)
     if is_dataclass(what):
         return f"{type(what).__name__}({', '.join(f'{f.name}={describe(getattr(what, f.name))}' for f in fields(what))})"
+    if isinstance(what, Note):
+        return f"Note{describe(tuple(what))}"
     if isinstance(what, BlockRef):
         return f"{what.index}:{describe(what.hash)}"
     if isinstance(what, KeySpace):

@@ -13,7 +13,7 @@ from kvstore.core.events import (
     Event,
     ExtentCopied,
     ExtentRecoded,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ReadFinished,
     ReadOutcome,
@@ -22,7 +22,7 @@ from kvstore.core.events import (
     RecoveredRecord,
     RegionsRecovered,
     RegionWritten,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -61,7 +61,7 @@ class Media:
         self.bad: set[int] = set()
         """Checksums of copies that were found bad, or whose medium failed."""
         self._rotten: set[tuple[Tier, int, int]] = set()
-        """Pages hit by a bit flip since they were written."""
+        """Bytes hit by a bit flip since they were written."""
 
     # --- bytes --------------------------------------------------------------------------------------------------------------------------
 
@@ -87,8 +87,8 @@ class Media:
         medium = self._medium(tier, region)
         assert offset + len(data) <= len(medium)
         medium[offset : offset + len(data)] = data
-        for page in range(offset // ALIGNMENT, -(-(offset + len(data)) // ALIGNMENT)):
-            self._rotten.discard((tier, region, page))
+        end = offset + len(data)
+        self._rotten -= {spot for spot in self._rotten if spot[:2] == (tier, region) and offset <= spot[2] < end}
 
     def view(self, offset: int, length: int) -> memoryview:
         """Of the host tier, as a HostArena gives it; to be written at once."""
@@ -112,7 +112,7 @@ class Media:
         at = rng.randrange(len(medium))
         medium[at] ^= 1 << rng.randrange(8)
         self._touched(tier, region, at, at + 1)
-        self._rotten.add((tier, region, at // ALIGNMENT))
+        self._rotten.add((tier, region, at))
         return f"{tier.name} {region} {at}"
 
     def lost(self, checksum: int) -> bool:
@@ -121,9 +121,9 @@ class Media:
     def is_rotten(self, extent: Extent) -> bool:
         if not self._rotten:
             return False
-        first = extent.offset // ALIGNMENT - (1 if extent.tier is Tier.SSD else 0)
-        pages = range(first, -(-(extent.offset + extent.length) // ALIGNMENT))
-        return any((extent.tier, extent.region, page) in self._rotten for page in pages)
+        start = extent.offset - (ALIGNMENT if extent.tier is Tier.SSD else 0)  # of the record's header
+        end = extent.offset + extent.length
+        return any(spot[:2] == (extent.tier, extent.region) and start <= spot[2] < end for spot in self._rotten)
 
     @property
     def has_rot_on_disk(self) -> bool:
@@ -135,14 +135,16 @@ class Media:
         """The outcome of an I/O instruction that ends now; when it `fails` it leaves a tear. Bytes that are neither what the core asked
         for nor rotten are a bug of the core."""
         match instruction:
-            case VerifyExtent():
-                good = checksum_of(self.bytes_at(instruction.extent)) == instruction.checksum
-                outcome = VerifyOutcome.OK if good else VerifyOutcome.CORRUPT
-                if fails and instruction.extent.tier is Tier.SSD:
-                    outcome = VerifyOutcome.IO_ERROR
-                if outcome is not VerifyOutcome.OK:
-                    self.bad.add(instruction.checksum)
-                return ExtentVerified(operation=instruction.operation, outcome=outcome)
+            case VerifyExtents():
+                outcomes = []
+                for extent, checksum in zip(instruction.extents, instruction.checksums, strict=True):
+                    good = checksum_of(self.bytes_at(extent)) == checksum
+                    outcomes.append(VerifyOutcome.OK if good else VerifyOutcome.CORRUPT)
+                    if fails and extent.tier is Tier.SSD:
+                        outcomes[-1] = VerifyOutcome.IO_ERROR
+                    if outcomes[-1] is not VerifyOutcome.OK:
+                        self.bad.add(checksum)
+                return ExtentsVerified(operation=instruction.operation, outcomes=tuple(outcomes))
             case CopyExtent():
                 return self._copy(instruction, fails)
             case RecodeExtent():

@@ -58,7 +58,7 @@ from kvstore.core.events import (
     StopRequested,
     Tick,
     UnpinRequested,
-    VerifyExtent,
+    VerifyExtents,
     VerifyRequested,
     WriteRegion,
 )
@@ -163,7 +163,12 @@ class SimulatedNode:
         self.next_request = 0
         if self.media.disk:
             self.disk_stutters = self.faults and self.boots > 1 and self.rng.random() < 0.2
-            self.hand_in(self.media.recover(unreadable=0.3 if self.disk_stutters else 0.0))
+            found = self.media.recover(unreadable=0.3 if self.disk_stutters else 0.0)
+            # A put that never came to the disk left there what an earlier one wrote, with the end which that one asked for.
+            for record in sorted((record for region in found.regions for record in region.records), key=lambda record: record.generation):
+                end = max(1, record.expires_at - DAY_OFFSET) if record.expires_at else 0
+                self.first_ends[record.key_space, record.block.hash] = end
+            self.hand_in(found)
 
     def _step_down_rules(self) -> tuple[StepDownRule, ...]:
         """Two rungs, one coarser than the other."""
@@ -224,7 +229,7 @@ class SimulatedNode:
         match instruction:
             case DropRecoded():
                 self.media.drop(instruction.recoded)
-            case CopyExtent() | RecodeExtent() | VerifyExtent() | WriteRegion():
+            case CopyExtent() | RecodeExtent() | VerifyExtents() | WriteRegion():
                 self.pending.append(instruction)
                 if isinstance(instruction, CopyExtent) and instruction.reason is CopyReason.PLACE:
                     self._begin_life(instruction)

@@ -52,7 +52,7 @@ from kvstore.core.events import (
     ReserveStatus,
     StopRequested,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     WriteRegion,
 )
 from kvstore.core.extent import Extent, Tier
@@ -258,7 +258,7 @@ class StoreNode:
         return entry is not None and not any(self.media.is_rotten(copy.extent) for copy in entry.copies)
 
     def can_give(self, key_space: KeySpace, block: BlockHash) -> bool:
-        """One copy of it reads back as it was written, whatever has become of the rest of its pages."""
+        """The bytes of one copy are good: rot in its pages may have hit what is beside them."""
         entry = None if self.state is None else self.state._stock.index.get(key_space, block)
         return entry is not None and any(checksum_of(self.media.bytes_at(copy.extent)) == copy.checksum for copy in entry.copies)
 
@@ -399,7 +399,7 @@ class StoreNode:
         match instruction:
             case DropRecoded():
                 self.media.drop(instruction.recoded)
-            case CopyExtent() | RecodeExtent() | VerifyExtent() | WriteRegion():
+            case CopyExtent() | RecodeExtent() | VerifyExtents() | WriteRegion():
                 self._start_io(instruction.operation, instruction)
             case AnswerRead():
                 answer = self._waiting.pop(instruction.request_id)
@@ -423,7 +423,7 @@ class StoreNode:
             case DiscardReservation():
                 self.incoming.close(instruction.write_token)
             case Note():
-                self.upkeep.inventory.note(instruction)
+                self.upkeep.inventory.note([instruction])
             case _:
                 self._check_told(instruction)
                 self._waiting.pop(instruction.request_id)(instruction)

@@ -14,7 +14,7 @@ import pytest
 from sim import cluster
 
 ONLY = os.environ.get("LARDER_SIM_SEED")
-QUICK = 4
+QUICK = 5
 SEEDS = [int(ONLY)] if ONLY else list(range(int(os.environ.get("LARDER_SIM_SEEDS", QUICK))))
 
 

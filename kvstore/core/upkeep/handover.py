@@ -16,6 +16,7 @@ from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import rank_all, reading_places
 from kvstore.core.repair_plan import Shipment
+from kvstore.core.upkeep.complaints import Complaints
 from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
 from kvstore.core.upkeep.sender import Sent, by_key_space
 from kvstore.core.view import Member, MemberState
@@ -67,6 +68,7 @@ class Handover:
     def __init__(self, repairer: Repairer) -> None:
         self._surroundings = repairer.surroundings
         self._repairer = repairer
+        self._complaints = Complaints(logger, repairer.surroundings.now)
         self._drain: DrainProgress | None = None
         self._confirmed: dict[StripeId, tuple[Epoch, int]] = {}
         """Of a draining node: at which epoch, and with which blocks, the owners had all of the stripe."""
@@ -190,7 +192,7 @@ class Handover:
                 for key_space, hashes in asked.items():
                     lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify)
             except LarderError as error:
-                logger.warning("handover: %s does not say what it holds: %s", member.node_id, error)
+                self._complaints.about(member, "does not say what it holds", error)
                 silent.add(member.node_id)
         return lacking, silent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Iterable
 
 from kvstore.core.catalog import Catalog
 from kvstore.core.events import Note, NoteKind, OwnedBlock
@@ -19,13 +19,15 @@ class Inventory:
         self.catalog = Catalog()
         self._state = state
 
-    def note(self, note: Note) -> None:
-        if note.key_space is None or note.block is None:
-            return
-        if note.kind is NoteKind.STORED:
-            self.catalog.add(note.key_space, note.block.stripe, note.block.hash, note.payload_bytes)
-        elif note.kind in _MAY_UNLIST and not self._state.holds(note.key_space, note.block.hash):
-            self.catalog.remove(note.block.stripe, note.block.hash)
+    def note(self, notes: Iterable[Note]) -> None:
+        """All of one event, before the next is handled."""
+        for kind, _, _, payload_bytes, key_space, block in notes:
+            if key_space is None or block is None:
+                continue
+            if kind is NoteKind.STORED:
+                self.catalog.add(key_space, block.stripe, block.hash, payload_bytes)
+            elif kind in _MAY_UNLIST and not self._state.holds(key_space, block.hash):
+                self.catalog.remove(block.stripe, block.hash)
 
     async def fill(self, blocks: AsyncIterable[tuple[KeySpace, OwnedBlock]]) -> None:
         """With a walk through what a restart found. Before the node serves."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from kvstore.core.catalog import Catalog
 from kvstore.core.repair_plan import LIVING_STATES, Plan, Shipment, ShipmentQueue, same_stores
 from kvstore.core.token_bucket import TokenBucket
+from kvstore.core.upkeep.complaints import Complaints
 from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.core.upkeep.sender import CALL_TIMEOUT, Sender, Sent
 from kvstore.core.upkeep.surroundings import Surroundings
@@ -56,6 +57,7 @@ class Repairer:
         self.sender = Sender(surroundings)
         self.queue = ShipmentQueue()
         self.counters = RepairCounters()
+        self._complaints = Complaints(logger, surroundings.now)
         self.node_id = node_id
         self.replicas = replicas
         self.config = config
@@ -184,7 +186,7 @@ class Repairer:
             sent = await self.sender.send(member, shipment)
         except LarderError as error:
             if shipment.attempts == 0:
-                logger.warning("repair: %s does not take its copies: %s", member.node_id, error)
+                self._complaints.about(member, "does not take its copies", error)
             if shipment.attempts < _MOST_ATTEMPTS:
                 later = Nanos(self.surroundings.now() + _RETRY_AFTER)
                 self._resting.append((later, dataclasses.replace(shipment, attempts=shipment.attempts + 1)))

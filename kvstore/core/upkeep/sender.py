@@ -30,7 +30,8 @@ CALL_TIMEOUT: Nanos = seconds(5)
 _WRITE_TIMEOUT: Nanos = seconds(30)
 _VERIFY_TIMEOUT: Nanos = seconds(60)
 _LEASE: Nanos = seconds(40)
-_HASHES_OF_A_CALL = 1024
+_HASHES_OF_A_CALL = 256
+"""Probed in one go over there: a millisecond or two."""
 
 _HERE = (ReserveStatus.EXISTS, ReserveStatus.PENDING)
 """Nothing to send: the block is there, or another writer is about to put it there."""

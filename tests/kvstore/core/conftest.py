@@ -25,7 +25,7 @@ from kvstore.core.events import (
     Event,
     ExtentCopied,
     ExtentRecoded,
-    ExtentVerified,
+    ExtentsVerified,
     Instruction,
     ListCursor,
     ListRequested,
@@ -43,7 +43,7 @@ from kvstore.core.events import (
     ReserveRequested,
     ReserveStatus,
     Tick,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     WriteRegion,
 )
@@ -86,7 +86,7 @@ class Driver:
 
     def send(self, event: Event) -> list[Instruction]:
         self.said = self.state.handle(event, self.now)
-        self.held += [i for i in self.said if isinstance(i, VerifyExtent | CopyExtent | RecodeExtent | WriteRegion)]
+        self.held += [i for i in self.said if isinstance(i, VerifyExtents | CopyExtent | RecodeExtent | WriteRegion)]
         return self.said
 
     def ask(self, event: Event, answer: type[Answer]) -> Answer:
@@ -147,9 +147,9 @@ class Driver:
     def verified(self, outcome: VerifyOutcome = VerifyOutcome.OK) -> list[Instruction]:
         """Answers every verification that is held."""
         said: list[Instruction] = []
-        for instruction in [i for i in self.held if isinstance(i, VerifyExtent)]:
+        for instruction in [i for i in self.held if isinstance(i, VerifyExtents)]:
             self.held.remove(instruction)
-            said += self.send(ExtentVerified(operation=instruction.operation, outcome=outcome))
+            said += self.send(ExtentsVerified(operation=instruction.operation, outcomes=(outcome,) * len(instruction.extents)))
         return said
 
     def copied(self, outcome: CopyOutcome = CopyOutcome.OK) -> list[Instruction]:
@@ -179,7 +179,7 @@ class Driver:
             if not self.held:
                 return
             match self.held[0]:
-                case VerifyExtent():
+                case VerifyExtents():
                     self.verified()
                 case CopyExtent():
                     self.copied()

@@ -18,7 +18,7 @@ from kvstore.core.events import (
     ReadStatus,
     RenewRequested,
     ReserveStatus,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     VerifyRequested,
 )
@@ -167,7 +167,7 @@ def test_a_readers_complaint_is_checked_before_it_is_believed(host_node: Callabl
     for outcome, present in ((VerifyOutcome.OK, True), (VerifyOutcome.CORRUPT, False)):
         lease = node.acquire(*blocks).lease_id
         node.release(lease, corrupt=(blocks[1], blocks[1]))
-        assert len([i for i in node.said if isinstance(i, VerifyExtent)]) == 1, "a flood of complaints costs one check"
+        assert len([i for i in node.said if isinstance(i, VerifyExtents)]) == 1, "a flood of complaints costs one check"
         node.verified(outcome)
         assert node.present(*blocks) == (True, present)
 

@@ -11,11 +11,12 @@ from kvstore.core.events import (
     CommitStatus,
     DeleteRequested,
     DiscardReservation,
+    ExtentsVerified,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
 )
 from kvstore.ids import Namespace, WriteToken
@@ -108,10 +109,21 @@ def test_a_batch_answers_item_by_item_in_the_order_asked(host_node: Callable, ch
     grants = node.reserve(*blocks, chain(1, start=90)[0]).grants
     assert [grant.status.name for grant in grants] == ["GRANTED", "EXISTS", "GRANTED", "GRANTED", "GRANTED"]
     said = node.commit(grants[2].write_token, WriteToken(7), grants[0].write_token)
-    assert len([i for i in said if isinstance(i, VerifyExtent)]) == 2
+    assert [len(i.extents) for i in said if isinstance(i, VerifyExtents)] == [2], "one look at all that may be good"
     assert not [i for i in said if isinstance(i, AnswerCommit)]
     answer = node.only(node.verified(), AnswerCommit)
     assert answer.statuses == (CommitStatus.STORED, CommitStatus.EXPIRED, CommitStatus.STORED)
+
+
+def test_one_bad_payload_of_a_batch_is_refused_alone(host_node: Callable, chain: Callable) -> None:
+    node, blocks = host_node(5), chain(3)
+    grants = node.reserve(*blocks).grants
+    verify = node.only(node.commit(*[grant.write_token for grant in grants]), VerifyExtents)
+    outcomes = (VerifyOutcome.OK, VerifyOutcome.CORRUPT, VerifyOutcome.OK)
+    said = node.send(ExtentsVerified(operation=verify.operation, outcomes=outcomes))
+    assert node.only(said, AnswerCommit).statuses == (CommitStatus.STORED, CommitStatus.BAD_CHECKSUM, CommitStatus.STORED)
+    assert node.present(*blocks) == (True, False, True)
+    assert node.reserve(blocks[1]).grants[0].status is ReserveStatus.GRANTED, "its key and its room are free again"
 
 
 def test_extents_of_one_batch_never_overlap_and_room_ends_with_no_room(host_node: Callable, chain: Callable) -> None:

@@ -17,7 +17,7 @@ from kvstore.core.events import (
     CopyVerdict,
     DeleteRequested,
     DropRecoded,
-    ExtentVerified,
+    ExtentsVerified,
     PinKind,
     PinRequested,
     ReadStatus,
@@ -26,7 +26,7 @@ from kvstore.core.events import (
     ReserveRequested,
     ReserveStatus,
     StopRequested,
-    VerifyExtent,
+    VerifyExtents,
     VerifyOutcome,
     VerifyRequested,
 )
@@ -114,9 +114,9 @@ def test_a_lease_on_a_copy_as_sealed_never_reads_the_re_coded_one(ssd_node: Call
     lease = node.acquire(block).lease_id
     node.release(lease, corrupt=(block,))
     lease = node.acquire(block).lease_id
-    bad = next(one for one in node.held if isinstance(one, VerifyExtent) and one.extent.tier is Tier.HOST)
+    bad = next(one for one in node.held if isinstance(one, VerifyExtents) and one.extents[0].tier is Tier.HOST)
     node.held.remove(bad)
-    node.send(ExtentVerified(operation=bad.operation, outcome=VerifyOutcome.CORRUPT))
+    node.send(ExtentsVerified(operation=bad.operation, outcomes=(VerifyOutcome.CORRUPT,)))
     assert node.read(lease, block).items[0].status is ReadStatus.IO_ERROR, "it was promised other bytes"
     assert node.acquire(block).recoded == {0: INT4}
 
@@ -138,7 +138,7 @@ def test_a_promoted_copy_stays_what_it_is_and_a_scrub_knows_it(ssd_node: Callabl
     assert [(one.tier, one.rung) for one in entry.placed] == [(Tier.HOST, INT4), (Tier.SSD, INT4)]
     for tier in (Tier.HOST, Tier.SSD):
         said = node.send(VerifyRequested(request_id=node.request(), key_space=node_space(node), hash=block.hash, tier=tier))
-        assert only(said, VerifyExtent).checksum == 99
+        assert only(said, VerifyExtents).checksums == (99,)
         assert only(node.verified(), AnswerVerify).verdict is CopyVerdict.GOOD
 
 

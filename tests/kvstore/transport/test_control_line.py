@@ -110,6 +110,26 @@ def test_after_a_deadline_the_line_takes_nothing_new_and_the_others_are_still_an
     on_a_line(test)
 
 
+def test_a_bug_behind_one_answer_is_an_error_to_its_caller_and_costs_the_others_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(line: ControlLine, node: Node, ask: Callable[[FrameKind, bytes, Nanos], None], answers: Answers) -> None:
+        def trips(found: bytes | LarderError) -> None:
+            if isinstance(found, bytes):
+                raise KeyError(found)
+            answers.put_nowait(found)
+
+        line.ask(FrameKind.ACQUIRE, b"", timeout=LONG, answered=trips)
+        ask(FrameKind.ACQUIRE, b"", LONG)
+        await node.hear(3)
+        both = b"".join(Header(FrameKind.ANSWER, number, 3).pack() + b"yes" for number in (1, 2))
+        await asyncio.get_running_loop().sock_sendall(node.sock, both)
+        assert isinstance(await answers.get(), Unavailable)
+        assert await answers.get() == b"yes"
+        assert line.usable
+
+    on_a_line(test)
+    assert "KeyError" in caplog.text
+
+
 def test_a_line_whose_numbers_run_out_takes_nothing_new_and_the_others_are_still_answered() -> None:
     async def test(line: ControlLine, node: Node, ask: Callable[[FrameKind, bytes, Nanos], None], answers: Answers) -> None:
         line._connection.number = MOST_REQUESTS - 1
