@@ -79,7 +79,9 @@ class PeerServicer(peer_pb2_grpc.PeerServiceServicer):  # type: ignore[misc]  # 
             raise InvalidRequest(f"hashes must have {HASH_BYTES} bytes each: {len(request.hashes)}")
         hashes = tuple(BlockHash(request.hashes[at : at + HASH_BYTES]) for at in range(0, len(request.hashes), HASH_BYTES))
         check_batch(hashes, "hashes")
-        return peer_pb2.HoldsResponse(held=bytes(await self._answers.holds(key_space, hashes, verify=request.verify)))
+        return peer_pb2.HoldsResponse(
+            held=bytes(await self._answers.holds(key_space, hashes, verify=request.verify, epoch=Epoch(request.epoch)))
+        )
 
     @guarded
     async def CompareBuckets(self, request: peer_pb2.CompareRequest, context: Any) -> peer_pb2.CompareResponse:

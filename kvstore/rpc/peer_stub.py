@@ -52,9 +52,10 @@ class PeerStub:
         answer = await answer_of(self._stub.Progress(peer_pb2.ProgressRequest(), timeout=to_seconds(timeout)))
         return PeerProgress(Epoch(answer.settled_epoch), answer.blocks)
 
-    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, timeout: Nanos) -> list[bool]:
-        """One answer per hash, in order. `verify`: a copy that does not read back as stored does not count."""
-        request = peer_pb2.HoldsRequest(key_space=key_space_to_proto(key_space), hashes=b"".join(hashes), verify=verify)
+    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, epoch: Epoch, timeout: Nanos) -> list[bool]:
+        """One answer per hash, in order. `verify`: a copy that does not read back as stored does not count. Raises StaleView when the peer
+        does not know that epoch yet."""
+        request = peer_pb2.HoldsRequest(key_space=key_space_to_proto(key_space), hashes=b"".join(hashes), verify=verify, epoch=epoch)
         answer = await answer_of(self._stub.Holds(request, timeout=to_seconds(timeout)))
         if len(answer.held) != len(hashes):
             raise Unavailable(f"the node answered {len(answer.held)} items to {len(hashes)} asked: not a peer of this version")

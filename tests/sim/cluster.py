@@ -91,6 +91,8 @@ class Cluster:
         self.stormy = True
         self.chains = [(key_space, chain) for key_space in KEY_SPACES for chain in _chains_of(key_space, branches=3 + storm.nodes // 8)]
         self.blocks = {(key_space, block.hash): block for key_space, chain in self.chains for block in chain}
+        self._given_up: dict[tuple[NodeId, tuple[KeySpace, BlockHash]], Nanos] = {}
+        """When a store last dropped a block that is not its own."""
         self.faults = Faults(self)
         for _ in range(storm.nodes):
             self.new_node()
@@ -160,12 +162,16 @@ class Cluster:
             node.restart()
 
     def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
-        """No copy goes before each owner had one of its own, a moment ago at the earliest."""
+        """No copy goes before each owner had one of its own, a moment ago at the earliest. It may have lost that since, but not given it up
+        in turn."""
         since = self.timeline.now - LONGER_THAN_A_VERIFY
         for block in hashes:
-            for owner in place(self.blocks[key_space, block].stripe, view, replicas=self.storm.replicas):
-                other, key = self.nodes[owner], (key_space, block)
-                assert other.holds(key_space, block) or other.lost_at.get(key, -1) >= since, f"{node.node_id} gives up what {owner} lacks"
+            key = (key_space, block)
+            for owner in place(self.blocks[key].stripe, view, replicas=self.storm.replicas):
+                other = self.nodes[owner]
+                lost = other.lost_at.get(key, -1) >= since and self._given_up.get((owner, key), -1) < since
+                assert other.holds(key_space, block) or lost, f"{node.node_id} gives up what {owner} lacks"
+            self._given_up[node.node_id, key] = self.timeline.now
 
     def call(self, client: str, node_id: NodeId, message: Any, *, timeout: Nanos) -> Reply:
         reply = Reply()

@@ -28,7 +28,7 @@ class UpkeepCall(NamedTuple):
 
     name: str
     arguments: tuple[Any, ...]
-    verify: bool | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
 
 class ReadPayload(NamedTuple):

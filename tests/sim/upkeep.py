@@ -196,8 +196,7 @@ class NodeUpkeep:
     async def _serve(self, call: UpkeepCall, answer: Callable[[Any], None]) -> None:
         assert self.answers is not None
         try:
-            keys = {} if call.verify is None else {"verify": call.verify}
-            found = getattr(self.answers, call.name)(*call.arguments, **keys)
+            found = getattr(self.answers, call.name)(*call.arguments, **dict(call.options))
             answer(found if call.name == "progress" else await found)
         except LarderError as error:
             answer(Failed(repr(error), error=error))
@@ -214,8 +213,8 @@ class SimulatedPeer:
     async def progress(self, *, timeout: Nanos) -> PeerProgress:
         return await self._call(UpkeepCall("progress", ()), timeout)
 
-    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, timeout: Nanos) -> list[bool]:
-        return await self._call(UpkeepCall("holds", (key_space, tuple(hashes)), verify=verify), timeout)
+    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, epoch: Epoch, timeout: Nanos) -> list[bool]:
+        return await self._call(UpkeepCall("holds", (key_space, tuple(hashes)), (("verify", verify), ("epoch", epoch))), timeout)
 
     async def compare_buckets(
         self, node_id: NodeId, epoch: Epoch, first_bucket: int, digests: Sequence[int], *, timeout: Nanos

@@ -15,11 +15,11 @@ from typing import NamedTuple
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
 from kvstore.core.events import AnswerEvict, EvictRequested
 from kvstore.core.placement import rank_all, reading_places
-from kvstore.core.repair_plan import Shipment
+from kvstore.core.repair_plan import Shipment, same_stores
 from kvstore.core.upkeep.complaints import Complaints
 from kvstore.core.upkeep.repairer import STRIPES_AT_A_TIME, Repairer
 from kvstore.core.upkeep.sender import Sent, by_key_space
-from kvstore.core.view import Member, MemberState
+from kvstore.core.view import Member, MemberState, View
 from kvstore.errors import LarderError
 from kvstore.ids import BlockHash, Epoch, NodeId, StripeId
 from kvstore.units import Nanos, milliseconds, seconds
@@ -140,7 +140,7 @@ class Handover:
             if not foreign:
                 continue
             candidates: list[tuple[_Foreign, bool]] = []
-            lacking, silent = await self._lacking(foreign, verify=False)
+            lacking, silent = await self._lacking(foreign, view.epoch, verify=False)
             for one in foreign:
                 missing = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
                 if missing and draining and self._has_no_room(one, lacking, silent):
@@ -153,14 +153,14 @@ class Handover:
                 here_and_there = tuple(digest for digest in one.blocks if digest not in missing)
                 if one.owners and here_and_there and not (draining and missing):
                     candidates.append((one._replace(blocks=here_and_there), not missing))
-            lacking, _ = await self._lacking([one for one, _ in candidates], verify=True)
+            lacking, _ = await self._lacking([one for one, _ in candidates], view.epoch, verify=True)
             for one, is_whole in candidates:
                 bad = {digest for owner in one.owners for digest in one.blocks if digest in lacking[owner.node_id]}
                 if bad:
                     sends = True
                     self._send_missing(one, lacking, spare_room_only=not draining)
                 if not draining:
-                    await self._drop(one._replace(blocks=tuple(digest for digest in one.blocks if digest not in bad)))
+                    await self._drop(one._replace(blocks=tuple(digest for digest in one.blocks if digest not in bad)), view)
                 elif is_whole and not bad:
                     self._confirmed[one.stripe.stripe] = (view.epoch, _digest(one.blocks))
         if draining:
@@ -179,7 +179,9 @@ class Handover:
         short = [owner.node_id for owner in one.owners if not lacking[owner.node_id].isdisjoint(one.blocks)]
         return all(owner not in silent and self._taken[one.stripe.stripe, owner] >= _TAKEN_OFTEN_ENOUGH for owner in short)
 
-    async def _lacking(self, foreign: Sequence[_Foreign], *, verify: bool) -> tuple[dict[NodeId, set[BlockHash]], set[NodeId]]:
+    async def _lacking(
+        self, foreign: Sequence[_Foreign], epoch: Epoch, *, verify: bool
+    ) -> tuple[dict[NodeId, set[BlockHash]], set[NodeId]]:
         """(per owner which of the blocks it does not hold, with `verify` in good order; all of them when it does not answer; those who did
         not)."""
         members = {owner.node_id: owner for one in foreign for owner in one.owners}
@@ -190,7 +192,7 @@ class Handover:
             lacking[member.node_id] = {digest for hashes in asked.values() for digest in hashes}
             try:
                 for key_space, hashes in asked.items():
-                    lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify)
+                    lacking[member.node_id] -= await self._repairer.sender.held_by(member, key_space, hashes, verify=verify, epoch=epoch)
             except LarderError as error:
                 self._complaints.about(member, "does not say what it holds", error)
                 silent.add(member.node_id)
@@ -203,10 +205,14 @@ class Handover:
             if blocks := wanted[owner.node_id]:
                 self._repairer.queue.put(shipment_of(one.stripe, owner, blocks, living=living, spare_room_only=spare_room_only))
 
-    async def _drop(self, one: _Foreign) -> None:
-        """Leased copies stay, and go with a later sweep or for room."""
+    async def _drop(self, one: _Foreign, view: View) -> None:
+        """What its owners in `view` said to hold, knowing that view. Unless another view has come meanwhile: this node may be an owner in
+        that, and have said so to one that drops in turn. Leased copies stay, and go with a later sweep or for room."""
+        present, stripe = self._repairer.view, one.stripe.stripe
         if not one.blocks:
             return  # no hashes would mean all of them
+        if not same_stores(view, present) or self._repairer.node_id in reading_places(stripe, present, replicas=self._repairer.replicas):
+            return
         evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
         self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 

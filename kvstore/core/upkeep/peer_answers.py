@@ -31,8 +31,11 @@ class PeerAnswers:
     def progress(self) -> PeerProgress:
         return PeerProgress(self._repairer.settled_epoch, self._repairer.catalog.blocks)
 
-    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool) -> list[bool]:
-        """In the order asked. `verify`: its fastest copy was read just now, and is what was stored."""
+    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, epoch: Epoch) -> list[bool]:
+        """In the order asked. `verify`: its fastest copy was read just now, and is what was stored. Raises StaleView when the asker is
+        ahead: by an older view this node may own none of it, and give up what it has said to hold."""
+        if self._repairer.view.epoch < epoch:
+            raise StaleView(f"this node knows epoch {self._repairer.view.epoch}, the question is about {epoch}; ask again in a moment")
         if verify:
             return [await self._reads_back(key_space, digest) for digest in hashes]
         probe = ProbeRequested(request_id=self._surroundings.next_request_id(), key_space=key_space, hashes=tuple(hashes))

@@ -23,7 +23,7 @@ from kvstore.core.repair_plan import Shipment
 from kvstore.core.upkeep.surroundings import PeerCalls, PeerGrant, PeerWrite, Surroundings
 from kvstore.core.view import Member
 from kvstore.errors import CorruptPayload, LarderError
-from kvstore.ids import BlockHash, KeySpace
+from kvstore.ids import BlockHash, Epoch, KeySpace
 from kvstore.units import Nanos, seconds
 
 CALL_TIMEOUT: Nanos = seconds(5)
@@ -33,6 +33,7 @@ _LEASE: Nanos = seconds(40)
 _HASHES_OF_A_CALL = 256
 """Probed in one go over there: a millisecond or two."""
 
+_ANY_EPOCH = Epoch(0)
 _HERE = (ReserveStatus.EXISTS, ReserveStatus.PENDING)
 """Nothing to send: the block is there, or another writer is about to put it there."""
 
@@ -51,13 +52,16 @@ class Sender:
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
 
-    async def held_by(self, member: Member, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool = False) -> set[BlockHash]:
-        """Which of them the node has; with `verify` it reads each back first. Raises LarderError."""
+    async def held_by(
+        self, member: Member, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool = False, epoch: Epoch = _ANY_EPOCH
+    ) -> set[BlockHash]:
+        """Which of them the node has; with `verify` it reads each back first. Raises LarderError, StaleView when it does not know that
+        epoch yet."""
         held: set[BlockHash] = set()
         for start in range(0, len(hashes), _HASHES_OF_A_CALL):
             part = hashes[start : start + _HASHES_OF_A_CALL]
             answers = await self._surroundings.peer(member).holds(
-                key_space, part, verify=verify, timeout=_VERIFY_TIMEOUT if verify else CALL_TIMEOUT
+                key_space, part, verify=verify, epoch=epoch, timeout=_VERIFY_TIMEOUT if verify else CALL_TIMEOUT
             )
             held.update(digest for digest, here in zip(part, answers, strict=True) if here)
         return held

@@ -44,8 +44,9 @@ class PeerCalls(Protocol):
 
     async def progress(self, *, timeout: Nanos) -> PeerProgress: ...
 
-    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, timeout: Nanos) -> list[bool]:
-        """One answer per hash, in order. `verify`: a copy that does not read back as stored does not count."""
+    async def holds(self, key_space: KeySpace, hashes: Sequence[BlockHash], *, verify: bool, epoch: Epoch, timeout: Nanos) -> list[bool]:
+        """One answer per hash, in order. `verify`: a copy that does not read back as stored does not count. Raises StaleView when the peer
+        does not know that epoch yet."""
         ...
 
     async def compare_buckets(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpb.v1 import store_pb2 as kvpb_dot_v1_dot_store__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kvpb/v1/peer.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x11\n\x0fProgressRequest\"9\n\x10ProgressResponse\x12\x15\n\rsettled_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\"T\n\x0cHoldsRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x0e\n\x06verify\x18\x03 \x01(\x08\"\x1d\n\rHoldsResponse\x12\x0c\n\x04held\x18\x01 \x01(\x0c\"W\n\x0e\x43ompareRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x14\n\x0c\x66irst_bucket\x18\x03 \x01(\r\x12\x0f\n\x07\x64igests\x18\x04 \x03(\x06\"3\n\x0f\x43ompareResponse\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"@\n\x0eStripesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\"1\n\rStripeDigests\x12\x0f\n\x07stripes\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"2\n\x10ListOwnedRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"z\n\nOwnedBlock\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04rung\x18\x05 \x01(\r\"X\n\x0bOwnedBlocks\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x13.kvpb.v1.OwnedBlock2\x85\x03\n\x0bPeerService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12>\n\tListOwned\x12\x19.kvpb.v1.ListOwnedRequest\x1a\x14.kvpb.v1.OwnedBlocks0\x01\x12?\n\x08Progress\x12\x18.kvpb.v1.ProgressRequest\x1a\x19.kvpb.v1.ProgressResponse\x12\x36\n\x05Holds\x12\x15.kvpb.v1.HoldsRequest\x1a\x16.kvpb.v1.HoldsResponse\x12\x43\n\x0e\x43ompareBuckets\x12\x17.kvpb.v1.CompareRequest\x1a\x18.kvpb.v1.CompareResponse\x12@\n\x0bListStripes\x12\x17.kvpb.v1.StripesRequest\x1a\x16.kvpb.v1.StripeDigests0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12kvpb/v1/peer.proto\x12\x07kvpb.v1\x1a\x13kvpb/v1/store.proto\"\x11\n\x0fProgressRequest\"9\n\x10ProgressResponse\x12\x15\n\rsettled_epoch\x18\x01 \x01(\x04\x12\x0e\n\x06\x62locks\x18\x02 \x01(\x04\"c\n\x0cHoldsRequest\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12\x0e\n\x06hashes\x18\x02 \x01(\x0c\x12\x0e\n\x06verify\x18\x03 \x01(\x08\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\"\x1d\n\rHoldsResponse\x12\x0c\n\x04held\x18\x01 \x01(\x0c\"W\n\x0e\x43ompareRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x14\n\x0c\x66irst_bucket\x18\x03 \x01(\r\x12\x0f\n\x07\x64igests\x18\x04 \x03(\x06\"3\n\x0f\x43ompareResponse\x12\x0f\n\x07\x62uckets\x18\x01 \x03(\r\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"@\n\x0eStripesRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06\x62ucket\x18\x03 \x01(\r\"1\n\rStripeDigests\x12\x0f\n\x07stripes\x18\x01 \x01(\x0c\x12\x0f\n\x07\x64igests\x18\x02 \x03(\x06\"2\n\x10ListOwnedRequest\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"z\n\nOwnedBlock\x12 \n\x05\x62lock\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.BlockRef\x12\x15\n\rpayload_bytes\x18\x02 \x01(\x04\x12\x15\n\rchecksum_xxh3\x18\x03 \x01(\x06\x12\x0e\n\x06ttl_ms\x18\x04 \x01(\x04\x12\x0c\n\x04rung\x18\x05 \x01(\r\"X\n\x0bOwnedBlocks\x12$\n\tkey_space\x18\x01 \x01(\x0b\x32\x11.kvpb.v1.KeySpace\x12#\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x13.kvpb.v1.OwnedBlock2\x85\x03\n\x0bPeerService\x12\x36\n\x05Hello\x12\x15.kvpb.v1.HelloRequest\x1a\x16.kvpb.v1.HelloResponse\x12>\n\tListOwned\x12\x19.kvpb.v1.ListOwnedRequest\x1a\x14.kvpb.v1.OwnedBlocks0\x01\x12?\n\x08Progress\x12\x18.kvpb.v1.ProgressRequest\x1a\x19.kvpb.v1.ProgressResponse\x12\x36\n\x05Holds\x12\x15.kvpb.v1.HoldsRequest\x1a\x16.kvpb.v1.HoldsResponse\x12\x43\n\x0e\x43ompareBuckets\x12\x17.kvpb.v1.CompareRequest\x1a\x18.kvpb.v1.CompareResponse\x12@\n\x0bListStripes\x12\x17.kvpb.v1.StripesRequest\x1a\x16.kvpb.v1.StripeDigests0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,23 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PROGRESSRESPONSE']._serialized_start=71
   _globals['_PROGRESSRESPONSE']._serialized_end=128
   _globals['_HOLDSREQUEST']._serialized_start=130
-  _globals['_HOLDSREQUEST']._serialized_end=214
-  _globals['_HOLDSRESPONSE']._serialized_start=216
-  _globals['_HOLDSRESPONSE']._serialized_end=245
-  _globals['_COMPAREREQUEST']._serialized_start=247
-  _globals['_COMPAREREQUEST']._serialized_end=334
-  _globals['_COMPARERESPONSE']._serialized_start=336
-  _globals['_COMPARERESPONSE']._serialized_end=387
-  _globals['_STRIPESREQUEST']._serialized_start=389
-  _globals['_STRIPESREQUEST']._serialized_end=453
-  _globals['_STRIPEDIGESTS']._serialized_start=455
-  _globals['_STRIPEDIGESTS']._serialized_end=504
-  _globals['_LISTOWNEDREQUEST']._serialized_start=506
-  _globals['_LISTOWNEDREQUEST']._serialized_end=556
-  _globals['_OWNEDBLOCK']._serialized_start=558
-  _globals['_OWNEDBLOCK']._serialized_end=680
-  _globals['_OWNEDBLOCKS']._serialized_start=682
-  _globals['_OWNEDBLOCKS']._serialized_end=770
-  _globals['_PEERSERVICE']._serialized_start=773
-  _globals['_PEERSERVICE']._serialized_end=1162
+  _globals['_HOLDSREQUEST']._serialized_end=229
+  _globals['_HOLDSRESPONSE']._serialized_start=231
+  _globals['_HOLDSRESPONSE']._serialized_end=260
+  _globals['_COMPAREREQUEST']._serialized_start=262
+  _globals['_COMPAREREQUEST']._serialized_end=349
+  _globals['_COMPARERESPONSE']._serialized_start=351
+  _globals['_COMPARERESPONSE']._serialized_end=402
+  _globals['_STRIPESREQUEST']._serialized_start=404
+  _globals['_STRIPESREQUEST']._serialized_end=468
+  _globals['_STRIPEDIGESTS']._serialized_start=470
+  _globals['_STRIPEDIGESTS']._serialized_end=519
+  _globals['_LISTOWNEDREQUEST']._serialized_start=521
+  _globals['_LISTOWNEDREQUEST']._serialized_end=571
+  _globals['_OWNEDBLOCK']._serialized_start=573
+  _globals['_OWNEDBLOCK']._serialized_end=695
+  _globals['_OWNEDBLOCKS']._serialized_start=697
+  _globals['_OWNEDBLOCKS']._serialized_end=785
+  _globals['_PEERSERVICE']._serialized_start=788
+  _globals['_PEERSERVICE']._serialized_end=1177
 # @@protoc_insertion_point(module_scope)

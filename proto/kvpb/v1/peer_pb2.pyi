@@ -20,14 +20,16 @@ class ProgressResponse(_message.Message):
     def __init__(self, settled_epoch: _Optional[int] = ..., blocks: _Optional[int] = ...) -> None: ...
 
 class HoldsRequest(_message.Message):
-    __slots__ = ("key_space", "hashes", "verify")
+    __slots__ = ("key_space", "hashes", "verify", "epoch")
     KEY_SPACE_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     VERIFY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     key_space: _store_pb2.KeySpace
     hashes: bytes
     verify: bool
-    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[bytes] = ..., verify: _Optional[bool] = ...) -> None: ...
+    epoch: int
+    def __init__(self, key_space: _Optional[_Union[_store_pb2.KeySpace, _Mapping]] = ..., hashes: _Optional[bytes] = ..., verify: _Optional[bool] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class HoldsResponse(_message.Message):
     __slots__ = ("held",)
