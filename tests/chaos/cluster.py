@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from chaos.hosts import Host, Hosts
@@ -191,6 +192,21 @@ class Cluster:
         except LarderError:
             return set()
         return {ref.hash for ref, report in zip(refs, reports, strict=True) if report.tiers}
+
+    async def fate(self, ref: BlockRef, holders: Iterable[NodeId]) -> str:
+        """What has become of a block at each store that should hold it."""
+        fates = []
+        for node_id in sorted(holders):
+            admin = self.stores[node_id].admin
+            try:
+                (here,) = await admin.locate(KEY_SPACE, [ref], timeout=_CALL_TIMEOUT)
+                (gone,) = (await admin.recall(KEY_SPACE, [ref], timeout=_CALL_TIMEOUT)).departures
+            except LarderError:
+                fates.append(f"{node_id} does not answer")
+                continue
+            went = "does not remember it" if gone is None else f"gave it up {gone.ago_ms} ms ago ({gone.reason})"
+            fates.append(f"{node_id} {'has it' if here.tiers else went}")
+        return ", ".join(fates)
 
     async def until_whole(self, ledger: Ledger, *, within_s: float) -> str:
         """Empty as soon as nothing is missing; what still is after that time. Stores that were declared dead, found that out and ended are

@@ -75,9 +75,9 @@ class Load:
             return
         self._tally.failed_reads += 1
         away = ", ".join(sorted(self._standing.away())) or "nobody"
-        holders = ", ".join(sorted(chain.holders[found]))
+        fate = await self._cluster.fate(chain.refs[found], chain.holders[found])
         self._tally.complaints.append(
-            f"chain {number}: {found} of {promised} acknowledged blocks were read ({why}); the next is at {holders}; away: {away}"
+            f"chain {number}: {found} of {promised} acknowledged blocks were read ({why}); of the next {fate}; away: {away}"
         )
 
     async def read(self, client: StoreClient, chain: Chain) -> tuple[int, str]:
