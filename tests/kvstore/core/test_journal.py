@@ -1,3 +1,6 @@
+import dataclasses
+from random import Random
+
 from kvstore.core.events import NoteKind
 from kvstore.core.journal import Journal
 from kvstore.core.picture import BlockEvent, BlockEventKind, Picture
@@ -49,3 +52,43 @@ def test_a_picture_is_exact_from_the_snapshot_on_until_something_was_missed() ->
     picture.see(event(BlockEventKind.SNAPSHOT, 1, boot=2))
     picture.see(event(BlockEventKind.GAP, 1, boot=2))
     assert (picture.exact, picture.blocks) == (False, set())
+
+
+def test_a_picture_is_what_the_node_holds_or_says_that_it_is_not_whatever_is_lost_repeated_or_comes_too_early(seed: int) -> None:
+    rng = Random(seed)
+    exact = inexact = 0
+    for _ in range(200):
+        held: set[BlockHash] = set()
+        truth, sent = [frozenset(held)], []
+        for sequence in range(1, 30):
+            digest = BlockHash(bytes([rng.randrange(4)] * 32))
+            kind = BlockEventKind.EVICTED if digest in held else BlockEventKind.STORED
+            held ^= {digest}
+            truth.append(frozenset(held))
+            sent.append(dataclasses.replace(event(kind, sequence), block=BLOCK._replace(hash=digest)))
+        at = rng.randrange(28)
+        match rng.randrange(4):
+            case 0:
+                del sent[at]
+            case 1:
+                sent.insert(at + rng.randint(1, 5), sent[at])
+            case 2:
+                sent[at], sent[at + 1] = sent[at + 1], sent[at]
+            case _:
+                pass
+        picture = Picture()
+        picture.see(event(BlockEventKind.GAP, 0))
+        picture.see(event(BlockEventKind.SNAPSHOT, 0))
+        for each in sent:
+            picture.see(each)
+            if picture.exact:
+                assert {digest for _, digest in picture.blocks} == truth[picture.sequence]
+        exact, inexact = exact + picture.exact, inexact + (not picture.exact)
+        picture.see(event(BlockEventKind.GAP, 29))
+        for digest in held:
+            picture.see(dataclasses.replace(event(BlockEventKind.HELD, 29), block=BLOCK._replace(hash=digest)))
+        picture.see(event(BlockEventKind.SNAPSHOT, 29))
+        assert picture.exact
+        assert {digest for _, digest in picture.blocks} == held
+    assert exact > 20
+    assert inexact > 80

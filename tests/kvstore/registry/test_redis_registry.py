@@ -290,6 +290,21 @@ def test_steps_that_a_redis_forgot_which_was_filled_again_from_an_older_view_are
     run(test())
 
 
+def test_the_dead_are_not_brought_back_by_a_redis_that_is_emptied_twice(run, redis_server, empty_redis, registry_on, member, until) -> None:
+    async def test() -> None:
+        async with joined(registry_on, redis_server, member("s1"), member("s2")) as (one, two):
+            await until(one, lambda: len(one.view.members) == 2)
+            await two.close()
+            await until(one, lambda: states(one).get("s2") == "dead")
+            for _ in range(2):
+                epoch = one.view.epoch
+                empty_redis(redis_server)
+                await until(one, lambda epoch=epoch: one.view.epoch > epoch)
+                assert states(one) == {"s1": "active"}
+
+    run(test())
+
+
 def test_an_observer_is_not_left_behind_when_the_whole_cluster_is_new(run, redis_server, empty_redis, registry_on, member, until) -> None:
     async def test() -> None:
         async with registry_on(redis_server) as watcher:
