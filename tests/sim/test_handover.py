@@ -52,6 +52,21 @@ def test_what_a_store_owns_by_now_is_not_dropped_by_the_view_of_before(cluster: 
     assert all(node.holds(stripe.key_space, block) for block in blocks)
 
 
+def test_a_store_that_an_emptied_registry_has_not_got_yet_drops_nothing(cluster: Cluster) -> None:
+    node, stripe = owned_stripe(cluster)
+    present = cluster.registry.view
+    others = View(Epoch(present.epoch + 1000), tuple(member for member in present.members if member.node_id != node.node_id))
+    node.see(others)
+    cluster.wait(0)
+    assert node.upkeep.view is others
+    owners = tuple(others.member(owner) for owner in place(stripe.stripe, others, replicas=2))
+    blocks = tuple(stripe.blocks)
+    dropped = node.upkeep.processes.spawn(node.upkeep.handover._drop(_Foreign(stripe, blocks, owners), others))
+    cluster.wait(seconds(0.1))
+    assert dropped.done
+    assert all(node.holds(stripe.key_space, block) for block in blocks)
+
+
 def test_a_store_says_nothing_of_what_it_holds_to_one_that_knows_a_later_view(cluster: Cluster) -> None:
     node, stripe = owned_stripe(cluster)
     other = next(member for member in cluster.registry.view.stores if member.node_id != node.node_id)

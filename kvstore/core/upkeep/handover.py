@@ -207,10 +207,13 @@ class Handover:
 
     async def _drop(self, one: _Foreign, view: View) -> None:
         """What its owners in `view` said to hold, knowing that view. Unless another view has come meanwhile: this node may be an owner in
-        that, and have said so to one that drops in turn. Leased copies stay, and go with a later sweep or for room."""
+        that, and have said so to one that drops in turn. Nor while the view has not got this node: the registry was emptied, and members
+        come back to it one by one. Leased copies stay, and go with a later sweep or for room."""
         present, stripe = self._repairer.view, one.stripe.stripe
         if not one.blocks:
             return  # no hashes would mean all of them
+        if present.member(self._repairer.node_id) is None:
+            return
         if not same_stores(view, present) or self._repairer.node_id in reading_places(stripe, present, replicas=self._repairer.replicas):
             return
         evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
