@@ -41,12 +41,16 @@ async def first_takeover(members: Iterable[Member], surroundings: Surroundings, 
 
 
 async def take_over_by_and_by(repairer: Repairer, own: OwnMember) -> None:
-    """Returns when the node owns all that falls to it, or nothing any more."""
+    """Returns when the node owns nothing any more: the last step too may be forgotten, by a registry that was emptied and filled again from
+    a view of before."""
     config, surroundings = repairer.config, repairer.surroundings
     while True:
         member = own.member
-        if member is not None and (member.takeover >= 1 or member.state not in (MemberState.JOINING, MemberState.ACTIVE)):
+        if member is not None and member.state not in (MemberState.JOINING, MemberState.ACTIVE):
             return
+        if member is not None and member.takeover >= 1:
+            await surroundings.pause(_LOOK_EVERY)
+            continue
         seen = repairer.view.member(repairer.node_id)
         known = seen is not None and member is not None and seen.boot_id == member.boot_id and seen.state is MemberState.ACTIVE
         if member is None or seen is None or not known or seen.takeover < member.takeover - _ROUNDING:
