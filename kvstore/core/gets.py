@@ -84,9 +84,7 @@ class Gets:
 
     def _count_use(self, entries: list[Entry]) -> None:
         stock = self._stock
-        stock.policy.used(entries)
-        if stock.step_down is not None:
-            stock.step_down.used(entries[0], stock.now)
+        stock.count_use(entries)
         most = stock.admission.counted_uses
         for entry in entries:
             if entry.uses < most:

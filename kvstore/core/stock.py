@@ -7,7 +7,7 @@ back in all of them at once. Nothing else changes them.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 from kvstore.core.admission import Admission
@@ -152,14 +152,18 @@ class Stock:
         if pin is not None:
             self.pins.pin(entry, pin)
 
+    def count_use(self, entries: Sequence[Entry]) -> None:
+        """The entries, one at least, in chain order, were leased or put again just now."""
+        self.policy.used(entries)
+        if self.step_down is not None:
+            self.step_down.used(entries[0], self.now)
+
     def put_again(self, entry: Entry, *, ttl: Nanos) -> None:
         """Somebody wanted to put the block, so somebody computed it: a use. It lives as long as the longest of its puts asked for; records
         on the SSD keep the end that they were written with."""
         if entry.expires_at:
             entry.expires_at = max(entry.expires_at, self.today + ttl) if ttl else 0
-        self.policy.used((entry,))
-        if self.step_down is not None:
-            self.step_down.used(entry, self.now)
+        self.count_use((entry,))
         self.offer(entry)
 
     def unlist(self, entry: Entry, *, evicted: bool = False) -> None:

@@ -209,13 +209,13 @@ class Handover:
         """What its owners in `view` said to hold, knowing that view. Unless another view has come meanwhile: this node may be an owner in
         that, and have said so to one that drops in turn. Nor while the view has not got this node: the registry was emptied, and members
         come back to it one by one. Leased copies stay, and go with a later sweep or for room."""
-        present, stripe = self._repairer.view, one.stripe.stripe
+        own, present = self._repairer.node_id, self._repairer.view
         if not one.blocks:
             return  # no hashes would mean all of them
-        if present.member(self._repairer.node_id) is None:
+        if present.member(own) is None or not same_stores(view, present):
             return
-        if not same_stores(view, present) or self._repairer.node_id in reading_places(stripe, present, replicas=self._repairer.replicas):
-            return
+        if own in reading_places(one.stripe.stripe, present, replicas=self._repairer.replicas):
+            return  # of a stripe that has become hot
         evict = EvictRequested(request_id=self._surroundings.next_request_id(), key_space=one.stripe.key_space, hashes=one.blocks)
         self._repairer.counters.dropped_blocks += (await self._surroundings.ask(evict, AnswerEvict)).evicted_copies
 

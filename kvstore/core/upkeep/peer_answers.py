@@ -35,7 +35,7 @@ class PeerAnswers:
         """In the order asked. `verify`: its fastest copy was read just now, and is what was stored. Raises StaleView when the asker is
         ahead: by an older view this node may own none of it, and give up what it has said to hold."""
         if self._repairer.view.epoch < epoch:
-            raise StaleView(f"this node knows epoch {self._repairer.view.epoch}, the question is about {epoch}; ask again in a moment")
+            raise self._other_view(epoch)
         if verify:
             return [await self._reads_back(key_space, digest) for digest in hashes]
         probe = ProbeRequested(request_id=self._surroundings.next_request_id(), key_space=key_space, hashes=tuple(hashes))
@@ -59,8 +59,11 @@ class PeerAnswers:
     def _same_view(self, epoch: Epoch) -> View:
         view = self._repairer.view
         if view.epoch != epoch:
-            raise StaleView(f"this node knows epoch {view.epoch}, the question is about {epoch}; ask again in a moment")
+            raise self._other_view(epoch)
         return view
+
+    def _other_view(self, epoch: Epoch) -> StaleView:
+        return StaleView(f"this node knows epoch {self._repairer.view.epoch}, the question is about {epoch}; ask again in a moment")
 
     async def _reads_back(self, key_space: KeySpace, digest: BlockHash) -> bool:
         own = self._surroundings

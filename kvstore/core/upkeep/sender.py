@@ -34,6 +34,8 @@ _HASHES_OF_A_CALL = 256
 """Probed in one go over there: a millisecond or two."""
 
 _ANY_EPOCH = Epoch(0)
+"""Every node knows a later one."""
+
 _HERE = (ReserveStatus.EXISTS, ReserveStatus.PENDING)
 """Nothing to send: the block is there, or another writer is about to put it there."""
 

@@ -48,12 +48,9 @@ async def take_over_by_and_by(repairer: Repairer, own: OwnMember) -> None:
         member = own.member
         if member is not None and member.state not in (MemberState.JOINING, MemberState.ACTIVE):
             return
-        if member is not None and member.takeover >= 1:
-            await surroundings.pause(_LOOK_EVERY)
-            continue
         seen = repairer.view.member(repairer.node_id)
         known = seen is not None and member is not None and seen.boot_id == member.boot_id and seen.state is MemberState.ACTIVE
-        if member is None or seen is None or not known or seen.takeover < member.takeover - _ROUNDING:
+        if member is None or member.takeover >= 1 or seen is None or not known or seen.takeover < member.takeover - _ROUNDING:
             await surroundings.pause(_LOOK_EVERY)
             continue
         until = Nanos(surroundings.now() + config.takeover_step_limit)
