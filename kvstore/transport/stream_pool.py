@@ -78,7 +78,7 @@ class StreamPool:
     async def connection(self, *, timeout: Nanos) -> AsyncIterator[Connection]:
         """One for a transfer; kept when the block ends without an error, closed otherwise. Raises DoorClosed, StaleView, DeadlinePassed."""
         async with self._turns:
-            connection = self._take_idle() or await self.dial(timeout=timeout)
+            connection = self.take_now() or await self.dial(timeout=timeout)
             try:
                 yield connection
             except BaseException:
@@ -88,7 +88,12 @@ class StreamPool:
 
     def take_now(self) -> Connection | None:
         """One that is idle, for a transfer that begins at once. The caller gives it back, or closes it."""
-        return self._take_idle()
+        while self._idle:
+            since, connection = self._idle.pop()
+            if time.monotonic() - since < MOST_IDLE_S and connection.stream.quiet():
+                return connection
+            connection.close()
+        return None
 
     def give_back(self, connection: Connection) -> None:
         """After a transfer that went well."""
@@ -99,20 +104,12 @@ class StreamPool:
 
     async def take(self, *, timeout: Nanos) -> Connection:
         """One for good: the caller closes it. Raises as `connection`."""
-        return self._take_idle() or await self.dial(timeout=timeout)
+        return self.take_now() or await self.dial(timeout=timeout)
 
     def close(self) -> None:
         self._closed = True
         while self._idle:
             self._idle.pop()[1].close()
-
-    def _take_idle(self) -> Connection | None:
-        while self._idle:
-            since, connection = self._idle.pop()
-            if time.monotonic() - since < MOST_IDLE_S and connection.stream.quiet():
-                return connection
-            connection.close()
-        return None
 
     async def dial(self, *, timeout: Nanos) -> Connection:
         """A connection of the caller's own. Raises as `connection`."""
