@@ -73,15 +73,15 @@ def test_a_stream_outlives_its_decode_node_with_the_same_tokens(cluster: LocalCl
     async def ask() -> tuple[Stream, Stream]:
         async with connect(cluster) as client:
             text = f"{TEXT} And then? ({sampling['temperature']})"
-            killed = await client.stream(text, max_tokens=700, on_token=kill_at_100, **sampling)
-            return killed, await client.stream(text, max_tokens=700, **sampling)
+            killed = await client.stream(text, max_tokens=1500, on_token=kill_at_100, **sampling)
+            return killed, await client.stream(text, max_tokens=1500, **sampling)
 
     killed, undisturbed = asyncio.run(ask())
     cluster.restart(victims[0])
     assert killed.larder["failovers"] >= 1
     assert killed.larder["decode_nodes"][0] == victims[0]
     assert len(killed.larder["decode_nodes"]) >= 2
-    assert len(killed.token_ids) == 700
+    assert len(killed.token_ids) == 1500
     assert killed.token_ids == undisturbed.token_ids
     assert killed.text == undisturbed.text
 
