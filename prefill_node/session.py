@@ -153,6 +153,7 @@ class PrefillSession:
             republish = node.executor.submit(node.sealer.republish, chain[index], array, index * node.block_tokens, self._call.request_id)
             await settle([republish])  # a cancel must not free the block while the worker still reads it
             republish.result()
+        await asyncio.sleep(0)  # a turn of the loop lets offers that are already scheduled be counted; without it all may seem settled
 
     def _submit(self, pinned: PinnedPrefix, chain: tuple[BlockRef, ...]) -> None:
         node, call = self._node, self._call

@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -113,6 +114,27 @@ def test_blocks_that_the_store_lost_are_published_again_from_the_pool(
             for array, again in zip(before, _blocks(other, prompt), strict=True):
                 np.testing.assert_array_equal(array, again)
             await idle(node)
+
+    asyncio.run(main())
+
+
+def test_blocks_that_are_sealed_again_in_no_time_are_waited_for(
+    cluster: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    def done_at_once(work: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_result(work(*args))
+        return done
+
+    async def main() -> None:
+        async with cluster() as c:
+            node = await c.add("prefill-1", Role.PREFILL)
+            prompt = random_prompt(seed, 80)
+            await c.prefill(node, prompt)
+            await node.store.delete(node.key_space("n"), node.chain("n", prompt)[4:])
+            with monkeypatch.context() as patch:
+                patch.setattr(node.executor, "submit", done_at_once)
+                assert last(await c.prefill(node, prompt)) == (10, 10, 10, False)
 
     asyncio.run(main())
 
