@@ -55,6 +55,8 @@ _LEASE_GONE = frozenset({"not_leased", "lease_expired"})
 class World(Protocol):
     timeline: Timeline
     oracle: ByteOracle
+    stormy: bool
+    """Whether readers may be slow."""
 
     def log(self, who: str, what: object) -> None: ...
 
@@ -348,7 +350,8 @@ class SimulatedClient:
         held, (checksum, offset, length) = wanted.held, wanted.copy
         assert offset is not None
         payload = bytes(memory.host[offset : offset + length // 2])
-        yield self._rng.choice((milliseconds(1), milliseconds(1), seconds(2)))
+        slowest = seconds(2) if self._world.stormy else milliseconds(1)
+        yield self._rng.choice((milliseconds(1), milliseconds(1), slowest))
         payload += bytes(memory.host[offset + length // 2 : offset + length])
         lasts = held.lease.lasts(self.now) and self._world.mapped(held.lease.node_id, held.boot_id) is memory
         if lasts and checksum_of(payload) == checksum:
