@@ -162,8 +162,8 @@ class Cluster:
             node.restart()
 
     def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
-        """No copy goes before each owner had one of its own, a moment ago at the earliest. It may have lost that since, but its last one must
-        not be one that it has given up in turn."""
+        """No copy goes before each owner had one of its own, a moment ago at the earliest. It may have lost that since, but not given it up
+        in turn: what it gave up before, got again and lost is lost."""
         since = self.timeline.now - LONGER_THAN_A_VERIFY
         for block in hashes:
             key = (key_space, block)
