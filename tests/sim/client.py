@@ -23,24 +23,18 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.prefix_lease import HeldLease, HeldState
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.client.routing import Router
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, AnswerRenew, ReadRequested, ReleaseRequested, RenewRequested
+from kvstore.core.events.puts import (
     AnswerCommit,
-    AnswerDelete,
-    AnswerRenew,
     AnswerReserve,
     CommitItem,
     CommitRequested,
     CommitStatus,
-    DeleteRequested,
-    ReadRequested,
-    ReleaseRequested,
-    RenewRequested,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
 )
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
 from kvstore.core.view import View
 from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
