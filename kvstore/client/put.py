@@ -17,7 +17,7 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.errors import CodecFailure, LarderError
 from kvstore.ids import BlockHash, KeySpace, NodeId

@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from enum import StrEnum
 
-from kvstore.core.events import ReadOutcome, ReadStatus, ReservationsAbandoned
+from kvstore.core.events.gets import ReadOutcome, ReadStatus
+from kvstore.core.events.puts import ReservationsAbandoned
 from kvstore.core.extent import Tier
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import Unavailable

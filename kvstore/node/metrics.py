@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvstore.core.events import CommitStatus, Note, NoteKind, ReadOutcome, ReadStatus, ReserveStatus
+from kvstore.core.events.gets import ReadOutcome, ReadStatus
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.telemetry import (

@@ -13,37 +13,20 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvstore.byte_budget import ByteBudget
 from kvstore.clock import Clock
-from kvstore.core.events import (
-    AnswerRead,
-    AnswerReserve,
-    AnswerStop,
-    CancelRead,
-    CopyExtent,
-    CopyOutcome,
-    DiscardReservation,
-    DropRecoded,
-    Event,
-    ExtentCopied,
-    ExtentsVerified,
-    Instruction,
-    Note,
-    OperationId,
-    ReadRequested,
-    RecodeExtent,
-    RegionsRecovered,
-    RegionWritten,
-    ReserveStatus,
-    StopRequested,
-    Tick,
-    VerifyExtents,
-    VerifyOutcome,
-    WriteRegion,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AnswerRead, CancelRead, ReadRequested
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, DropRecoded, ExtentCopied, RecodeExtent
+from kvstore.core.events.notes import Note
+from kvstore.core.events.puts import AnswerReserve, DiscardReservation, ReserveStatus
+from kvstore.core.events.regions import RegionsRecovered, RegionWritten, WriteRegion
+from kvstore.core.events.stop import AnswerStop, StopRequested
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import Tier
 from kvstore.core.store_state import StoreState
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import CorruptPayload
-from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
+from kvstore.ids import BlockHash, KeySpace, LeaseId, OperationId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from kvpb.v1 import store_pb2
 
-from kvstore.core.events import ReadItem, ReadOutcome, ReadStatus
+from kvstore.core.events.gets import ReadItem, ReadOutcome, ReadStatus
 from kvstore.core.extent import Tier
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import CorruptPayload, Unavailable

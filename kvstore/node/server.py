@@ -16,7 +16,8 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_p
 from prometheus_client import CollectorRegistry
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.core.events import Note, RegionsRecovered
+from kvstore.core.events.notes import Note
+from kvstore.core.events.regions import RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.upkeep.anti_entropy import AntiEntropy
