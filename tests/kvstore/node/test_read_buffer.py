@@ -3,7 +3,8 @@
 import asyncio
 import socket
 
-from kvstore.core.events import CommitStatus, ReadStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.transport.frames import HEADER_BYTES, FrameKind, Header, ReadBody
 from kvstore.transport.ticket import Ticket
