@@ -51,6 +51,9 @@ sealed."""
 RequestId = NewType("RequestId", int)
 """Pairs an event with its answer inside one node."""
 
+OperationId = NewType("OperationId", int)
+"""Pairs an I/O instruction with its outcome inside one node. Never handed out twice in one boot."""
+
 HASH_BYTES = 32
 BOOT_ID_BYTES = 16
 

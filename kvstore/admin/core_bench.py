@@ -13,21 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvstore.core.chain import BLOCKS_PER_STRIPE
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
-    AnswerReserve,
-    CommitItem,
-    CommitRequested,
-    Event,
-    ExtentsVerified,
-    Instruction,
-    ReleaseRequested,
-    ReserveItem,
-    ReserveRequested,
-    VerifyExtents,
-    VerifyOutcome,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, ReleaseRequested
+from kvstore.core.events.puts import AnswerReserve, CommitItem, CommitRequested, ReserveItem, ReserveRequested
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import StoreConfig

@@ -8,22 +8,10 @@ from heapq import heappop, heappush
 
 from kvstore.admin.trace import BLOCK_TOKENS, TracedRequest, chain_of_ids
 from kvstore.core.chain import BLOCKS_PER_STRIPE
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
-    AnswerReserve,
-    CommitItem,
-    CommitRequested,
-    Event,
-    ExtentsVerified,
-    Instruction,
-    ReleaseRequested,
-    ReserveItem,
-    ReserveRequested,
-    ReserveStatus,
-    VerifyExtents,
-    VerifyOutcome,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, ReleaseRequested
+from kvstore.core.events.puts import AnswerReserve, CommitItem, CommitRequested, ReserveItem, ReserveRequested, ReserveStatus
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import StoreConfig

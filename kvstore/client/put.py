@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.client import metrics
 from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutOutcome, PutReport
 from kvstore.client.batches import batches
-from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.errors import CodecFailure, LarderError
 from kvstore.ids import BlockHash, KeySpace, NodeId

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.core.copies import Copy, CopyState
-from kvstore.core.events import (
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
     AnswerProbe,
@@ -14,7 +14,6 @@ from kvstore.core.events import (
     AnswerRelease,
     AnswerRenew,
     CancelRead,
-    OperationId,
     ProbeRequested,
     ReadItem,
     ReadOutcome,
@@ -26,7 +25,7 @@ from kvstore.core.events import (
 from kvstore.core.extent import Tier
 from kvstore.core.index import Entry, acquired_blocks
 from kvstore.core.stock import Stock
-from kvstore.ids import LeaseId
+from kvstore.ids import LeaseId, OperationId
 from kvstore.units import Nanos
 
 _SERVES_LEASES = (CopyState.READABLE, CopyState.RECLAIMING)

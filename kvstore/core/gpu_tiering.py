@@ -6,12 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvstore.core.copies import Copy, CopyEvent, CopyState
-from kvstore.core.events import CopyExtent, CopyOutcome, CopyReason, NoteKind, OperationId
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
+from kvstore.core.events.notes import NoteKind
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import GpuConfig
+from kvstore.ids import OperationId
 
 _MOST_WANTED = 1024
 """Blocks that wait for their promotion; of more, those leased last are not promoted this time."""

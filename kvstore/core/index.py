@@ -8,9 +8,10 @@ from struct import Struct
 from typing import Any
 
 from kvstore.core.copies import Copy, CopyState, HostCopy
-from kvstore.core.events import AcquiredBlock, OperationId, PlacedCopy
+from kvstore.core.events.gets import AcquiredBlock
+from kvstore.core.events.questions import PlacedCopy
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
-from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, RungCode, StripeId
+from kvstore.ids import AS_SEALED, BlockHash, BlockRef, KeySpace, OperationId, RungCode, StripeId
 
 _READABLE = CopyState.READABLE
 _FREE = CopyState.FREE

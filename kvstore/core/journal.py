@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvstore.core.events import NoteKind
+from kvstore.core.events.notes import NoteKind
 from kvstore.ids import BlockRef, KeySpace
 
 UNLISTING = frozenset({NoteKind.EVICTED, NoteKind.DELETED, NoteKind.QUARANTINED, NoteKind.EXPIRED})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvstore.core.events import AnswerList, ListCursor, ListRequested, OwnedBlock
+from kvstore.core.events.questions import AnswerList, ListCursor, ListRequested, OwnedBlock
 from kvstore.core.index import Entry
 from kvstore.core.stock import Stock
 

@@ -12,7 +12,7 @@ import hmac
 import struct
 from dataclasses import dataclass
 
-from kvstore.core.events import RecoveredRecord
+from kvstore.core.events.regions import RecoveredRecord
 from kvstore.core.extent import ALIGNMENT, round_up
 from kvstore.errors import UnsupportedFormat
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LayoutFingerprint, Namespace, RungCode, StripeId

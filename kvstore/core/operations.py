@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kvstore.core.events import OperationId
+from kvstore.ids import OperationId
 
 Outcome = TypeVar("Outcome")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from kvstore.core.events import PinKind
+from kvstore.core.events.wishes import PinKind
 from kvstore.core.index import Entry
 from kvstore.ids import BlockHash, KeySpace
 from kvstore.units import Nanos

@@ -9,21 +9,20 @@ from functools import partial
 
 from kvstore.core.copies import CopyEvent, CopyState
 from kvstore.core.durability import Settled
-from kvstore.core.events import (
+from kvstore.core.events.notes import NoteKind
+from kvstore.core.events.puts import (
     AnswerCommit,
     AnswerReserve,
     CommitRequested,
     CommitStatus,
     DiscardReservation,
-    NoteKind,
     ReservationsAbandoned,
     ReserveGrant,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    VerifyExtents,
-    VerifyOutcome,
 )
+from kvstore.core.events.verification import VerifyExtents, VerifyOutcome
 from kvstore.core.extent import MAX_PAYLOAD_BYTES, Extent
 from kvstore.core.index import Entry
 from kvstore.core.manifest import MAX_NAMESPACE_BYTES

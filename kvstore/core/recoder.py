@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kvstore.core.copies import Copy, CopyState
-from kvstore.core.events import CopyReason, DropRecoded, ExtentRecoded, NoteKind, OperationId, RecodeExtent, RecodeOutcome
+from kvstore.core.events.moves import CopyReason, DropRecoded, ExtentRecoded, RecodeExtent, RecodeOutcome
+from kvstore.core.events.notes import NoteKind
 from kvstore.core.extent import Tier
 from kvstore.core.index import Entry
 from kvstore.core.stock import Stock
-from kvstore.ids import RungCode
+from kvstore.ids import OperationId, RungCode
 
 
 @dataclass(slots=True, kw_only=True)

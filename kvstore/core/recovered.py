@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.core.events import RecoveredRecord, RecoveredRegion
+from kvstore.core.events.regions import RecoveredRecord, RecoveredRegion
 from kvstore.core.manifest import RegionHeader
 from kvstore.ids import BlockHash, KeySpace
 

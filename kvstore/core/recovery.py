@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import RecoveredRecord, RecoveredRegion
+from kvstore.core.events.regions import RecoveredRecord, RecoveredRegion
 from kvstore.core.extent import ALIGNMENT, round_up
 from kvstore.core.manifest import HEADER_BYTES, decode_footer, decode_record_header, decode_region_header, footer_offset
 from kvstore.errors import UnsupportedFormat

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from kvstore.core.copies import Copy
-from kvstore.core.events import RecoveredRecord
+from kvstore.core.events.regions import RecoveredRecord
 from kvstore.core.extent import Extent, Tier, round_up
 from kvstore.core.index import Entry
 from kvstore.core.manifest import HEADER_BYTES, NONCE_BYTES, RegionHeader, footer_bytes, footer_entry_bytes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import NoteKind, RecoveredRecord, RegionWriteReason, WriteRegion
+from kvstore.core.events.notes import NoteKind
+from kvstore.core.events.regions import RecoveredRecord, RegionWriteReason, WriteRegion
 from kvstore.core.extent import Tier
 from kvstore.core.manifest import HEADER_BYTES, encode_footer, encode_record_header, encode_region_header
 from kvstore.core.region import Region, RegionEvent, RegionState, RegionTable

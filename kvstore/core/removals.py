@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvstore.core.events import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested, NoteKind
+from kvstore.core.events.notes import NoteKind
+from kvstore.core.events.removals import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested
 from kvstore.core.index import Entry
 from kvstore.core.puts import Puts
 from kvstore.core.stock import Stock, is_loose

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.core.copies import Copy, CopyState
-from kvstore.core.events import AnswerVerify, CopyVerdict, VerifyExtents, VerifyOutcome, VerifyRequested
+from kvstore.core.events.verification import AnswerVerify, CopyVerdict, VerifyExtents, VerifyOutcome, VerifyRequested
 from kvstore.core.index import Entry
 from kvstore.core.stock import Stock
 from kvstore.ids import RequestId

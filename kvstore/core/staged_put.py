@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.core.copies import Copy, CopyEvent
-from kvstore.core.events import CommitStatus, CopyOutcome, NoteKind
+from kvstore.core.events.moves import CopyOutcome
+from kvstore.core.events.notes import NoteKind
+from kvstore.core.events.puts import CommitStatus
 from kvstore.core.extent import Tier
 from kvstore.core.index import Entry
 from kvstore.core.reservation import Reservation

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from kvstore.core.events import CommitStatus, CopyOutcome
+from kvstore.core.events.moves import CopyOutcome
+from kvstore.core.events.puts import CommitStatus
 from kvstore.core.extent import round_up
 from kvstore.core.gpu_tiering import GpuTiering
 from kvstore.core.index import Entry

@@ -13,15 +13,11 @@ from heapq import heapify, heappop, heappush
 from kvstore.core.admission import Admission
 from kvstore.core.arena import Arena
 from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
-from kvstore.core.events import (
-    CopyOutcome,
-    ExtentRecoded,
-    Instruction,
-    Note,
-    NoteKind,
-    ReadOutcome,
-    VerifyOutcome,
-)
+from kvstore.core.events import Instruction
+from kvstore.core.events.gets import ReadOutcome
+from kvstore.core.events.moves import CopyOutcome, ExtentRecoded
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.verification import VerifyOutcome
 from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier

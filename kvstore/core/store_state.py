@@ -5,40 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerDescribe,
-    AnswerLocate,
-    AnswerStop,
-    BlockPlace,
-    CommitRequested,
-    DeleteRequested,
-    DescribeRequested,
-    Event,
-    EvictRequested,
-    ExtentCopied,
-    ExtentRecoded,
-    ExtentsVerified,
-    Instruction,
-    ListRequested,
-    LocateRequested,
-    PinRequested,
-    ProbeRequested,
-    QuotaRequested,
-    ReadFinished,
-    ReadRequested,
-    RegionsRecovered,
-    RegionWritten,
-    ReleaseRequested,
-    RenewRequested,
-    ReservationsAbandoned,
-    ReserveRequested,
-    StopReport,
-    StopRequested,
-    Tick,
-    UnpinRequested,
-    VerifyRequested,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AcquireRequested, ProbeRequested, ReadFinished, ReadRequested, ReleaseRequested, RenewRequested
+from kvstore.core.events.moves import ExtentCopied, ExtentRecoded
+from kvstore.core.events.puts import CommitRequested, ReservationsAbandoned, ReserveRequested
+from kvstore.core.events.questions import AnswerDescribe, AnswerLocate, BlockPlace, DescribeRequested, ListRequested, LocateRequested
+from kvstore.core.events.regions import RegionsRecovered, RegionWritten
+from kvstore.core.events.removals import DeleteRequested, EvictRequested
+from kvstore.core.events.stop import AnswerStop, StopReport, StopRequested
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import ExtentsVerified, VerifyRequested
+from kvstore.core.events.wishes import PinRequested, QuotaRequested, UnpinRequested
 from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.extent import Tier
 from kvstore.core.gets import Gets

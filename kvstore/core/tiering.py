@@ -13,16 +13,10 @@ from functools import partial
 
 from kvstore.core.copies import Copy, CopyEvent, CopyState
 from kvstore.core.durability import Durability, Settled
-from kvstore.core.events import (
-    AnswerStop,
-    CopyExtent,
-    CopyOutcome,
-    CopyReason,
-    NoteKind,
-    OperationId,
-    RegionsRecovered,
-    StopReport,
-)
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
+from kvstore.core.events.notes import NoteKind
+from kvstore.core.events.regions import RegionsRecovered
+from kvstore.core.events.stop import AnswerStop, StopReport
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
 from kvstore.core.manifest import HEADER_BYTES, encode_record_header
@@ -33,7 +27,7 @@ from kvstore.core.region_writer import RegionWriter
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig, WritePolicy
-from kvstore.ids import BlockHash, Generation, KeySpace, RequestId, RungCode
+from kvstore.ids import BlockHash, Generation, KeySpace, OperationId, RequestId, RungCode
 from kvstore.units import Nanos
 
 Erased = Callable[[bool], None]

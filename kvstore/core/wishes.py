@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.core.events import (
-    AnswerPin,
-    AnswerQuota,
-    AnswerUnpin,
-    PinKind,
-    PinRequested,
-    PinStatus,
-    QuotaRequested,
-    UnpinRequested,
-)
+from kvstore.core.events.wishes import AnswerPin, AnswerQuota, AnswerUnpin, PinKind, PinRequested, PinStatus, QuotaRequested, UnpinRequested
 from kvstore.core.index import Entry
 from kvstore.core.pins import HARD_SHARE, MAX_PIN_TTL, Pin, PinnedBlock
 from kvstore.core.stock import Stock

@@ -9,23 +9,10 @@ from typing import Any
 
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
-from kvstore.core.events import (
-    AnswerEvict,
-    AnswerLocate,
-    AnswerPin,
-    AnswerQuota,
-    AnswerUnpin,
-    AnswerVerify,
-    CopyVerdict,
-    EvictRequested,
-    LocateRequested,
-    PinKind,
-    PinRequested,
-    PinStatus,
-    QuotaRequested,
-    UnpinRequested,
-    VerifyRequested,
-)
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
+from kvstore.core.events.removals import AnswerEvict, EvictRequested
+from kvstore.core.events.verification import AnswerVerify, CopyVerdict, VerifyRequested
+from kvstore.core.events.wishes import AnswerPin, AnswerQuota, AnswerUnpin, PinKind, PinRequested, PinStatus, QuotaRequested, UnpinRequested
 from kvstore.core.pins import MAX_PIN_TTL
 from kvstore.core.upkeep.handover import Handover
 from kvstore.core.upkeep.repairer import Repairer

@@ -10,7 +10,7 @@ from kvpb.v1 import admin_pb2
 
 from kvstore.clock import Clock
 from kvstore.core.departures import Departures
-from kvstore.core.events import Note, NoteKind
+from kvstore.core.events.notes import Note, NoteKind
 from kvstore.core.journal import UNLISTING, Entry, Journal
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BlockRef, BootId, Epoch, KeySpace

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from kvstore.core.events import CommitStatus, Note, NoteKind, ReadOutcome, ReadStatus, ReserveStatus
+from kvstore.core.events.gets import ReadOutcome, ReadStatus
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.telemetry import (
@@ -73,6 +75,11 @@ class NodeMetrics:
         """Of a node without a host tier; called likewise."""
         help_text = "Bytes of puts on their way to a tier, on a node without a host tier."
         Gauge("larder_store_staging_bytes", help_text, registry=self._registry).set_function(used)
+
+    def show_read_buffer(self, taken: Callable[[], int]) -> None:
+        """Called likewise."""
+        help_text = "Bytes of payloads between the SSD or the device and their readers; at read_buffer_capacity others wait."
+        Gauge("larder_store_read_buffer_bytes", help_text, registry=self._registry).set_function(taken)
 
     def put_refused(self, status: ReserveStatus) -> None:
         self._refused[status].inc()

@@ -11,38 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.clock import Clock
-from kvstore.core.events import (
-    AnswerRead,
-    AnswerReserve,
-    AnswerStop,
-    CancelRead,
-    CopyExtent,
-    CopyOutcome,
-    DiscardReservation,
-    DropRecoded,
-    Event,
-    ExtentCopied,
-    ExtentsVerified,
-    Instruction,
-    Note,
-    OperationId,
-    ReadRequested,
-    RecodeExtent,
-    RegionsRecovered,
-    RegionWritten,
-    ReserveStatus,
-    StopRequested,
-    Tick,
-    VerifyExtents,
-    VerifyOutcome,
-    WriteRegion,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AnswerRead, CancelRead, ReadRequested
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, DropRecoded, ExtentCopied, RecodeExtent
+from kvstore.core.events.notes import Note
+from kvstore.core.events.puts import AnswerReserve, DiscardReservation, ReserveStatus
+from kvstore.core.events.regions import RegionsRecovered, RegionWritten, WriteRegion
+from kvstore.core.events.stop import AnswerStop, StopRequested
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import Tier
 from kvstore.core.store_state import StoreState
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.errors import CorruptPayload
-from kvstore.ids import BlockHash, KeySpace, LeaseId, RequestId
+from kvstore.ids import BlockHash, KeySpace, LeaseId, OperationId, RequestId
 from kvstore.node.config import NodeConfig
 from kvstore.node.incoming import IncomingPayloads
 from kvstore.node.payload_source import RUN_BYTES, Found, PayloadSource, Stored
@@ -99,7 +83,8 @@ class Node:
         self._clock = clock
         self._on_notes = on_notes
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
-        self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
+        buffer = ByteBudget(config.read_buffer_capacity)
+        self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline, buffer=buffer)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
         self._recoding = None if steps is None else Recoding(self.source, loop, steps=steps)
         self._request_ids = itertools.count(1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvpb.v1 import peer_pb2, peer_pb2_grpc, store_pb2
 
-from kvstore.core.events import OwnedBlock
+from kvstore.core.events.questions import OwnedBlock
 from kvstore.core.placement import place
 from kvstore.core.upkeep.peer_answers import PeerAnswers
 from kvstore.errors import InvalidRequest, StaleView

@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import ExtentRecoded, OperationId, RecodeExtent, RecodeOutcome
+from kvstore.core.events.moves import ExtentRecoded, RecodeExtent, RecodeOutcome
 from kvstore.errors import CodecFailure, CorruptPayload, UnsupportedFormat
+from kvstore.ids import OperationId
 from kvstore.node.payload_source import PayloadSource
 from kvstore.tiers.tier import TierFailure
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import RecoveredRecord, RecoveredRegion, RegionsRecovered
+from kvstore.core.events.regions import RecoveredRecord, RecoveredRegion, RegionsRecovered
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.recovery import recover_region
 from kvstore.tiers.ssd import SsdRegions

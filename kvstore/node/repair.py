@@ -8,13 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import (
+from kvstore.core.events.gets import AnswerProbe, ProbeRequested
+from kvstore.core.events.puts import (
     AnswerCommit,
-    AnswerProbe,
     AnswerReserve,
     CommitItem,
     CommitRequested,
-    ProbeRequested,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,

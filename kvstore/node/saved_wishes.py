@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from kvstore.core.events import PinKind
+from kvstore.core.events.wishes import PinKind
 from kvstore.core.pins import PinnedBlock
 from kvstore.errors import ConfigError
 from kvstore.ids import BlockHash, KeySpace, LayoutFingerprint, Namespace

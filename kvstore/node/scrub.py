@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from kvstore.core.events import AnswerVerify, VerifyRequested
+from kvstore.core.events.verification import AnswerVerify, VerifyRequested
 from kvstore.node.walk import walk
 from kvstore.units import Bytes, Nanos, to_seconds
 

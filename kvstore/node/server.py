@@ -16,7 +16,8 @@ from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2_grpc, store_pb2, store_p
 from prometheus_client import CollectorRegistry
 
 from kvstore.clock import Clock, SystemClock
-from kvstore.core.events import Note, RegionsRecovered
+from kvstore.core.events.notes import Note
+from kvstore.core.events.regions import RegionsRecovered
 from kvstore.core.extent import Tier as CoreTier
 from kvstore.core.store_state import StoreState
 from kvstore.core.upkeep.anti_entropy import AntiEntropy
@@ -166,6 +167,7 @@ class NodeServer:
                 steps=await asyncio.to_thread(_steps, self.config) if self.config.step_down else None,
                 on_notes=self._note,
             )
+            self._metrics.show_read_buffer(lambda: self._node.source.buffer.taken)
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)

@@ -8,27 +8,28 @@ from typing import Any
 
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
-from kvstore.core.events import (
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
-    AnswerCommit,
-    AnswerDelete,
     AnswerProbe,
     AnswerRelease,
     AnswerRenew,
-    AnswerReserve,
-    CommitItem,
-    CommitRequested,
-    DeleteRequested,
     ProbeRequested,
     ReleaseRequested,
     RenewRequested,
+)
+from kvstore.core.events.puts import (
+    AnswerCommit,
+    AnswerReserve,
+    CommitItem,
+    CommitRequested,
     ReservationsAbandoned,
     ReserveGrant,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
 )
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
 from kvstore.core.expiry import MAX_TTL
 from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.errors import InvalidRequest, LeaseExpired, Unavailable

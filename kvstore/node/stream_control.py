@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
-    AnswerCommit,
-    AnswerReserve,
-    CommitItem,
-    CommitRequested,
-    ReleaseRequested,
-    ReserveRequested,
-)
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, ReleaseRequested
+from kvstore.core.events.puts import AnswerCommit, AnswerReserve, CommitItem, CommitRequested, ReserveRequested
 from kvstore.core.expiry import MAX_TTL
 from kvstore.core.extent import MAX_PAYLOAD_BYTES
 from kvstore.node.config import NodeConfig

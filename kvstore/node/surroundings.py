@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.core.events import CommitStatus, ReserveItem
+from kvstore.core.events.puts import CommitStatus, ReserveItem
 from kvstore.core.extent import Extent
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.core.upkeep.surroundings import AnswerT, PeerGrant, PeerWrite, Request

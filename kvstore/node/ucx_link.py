@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from kvstore.core.events import ReadStatus
+from kvstore.core.events.gets import ReadStatus
 from kvstore.errors import Unavailable
 from kvstore.ids import WriteToken
 from kvstore.node.incoming import IncomingPayloads

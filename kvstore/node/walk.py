@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
-from kvstore.core.events import AnswerList, ListRequested, OwnedBlock
+from kvstore.core.events.questions import AnswerList, ListRequested, OwnedBlock
 from kvstore.ids import KeySpace
 
 if TYPE_CHECKING:

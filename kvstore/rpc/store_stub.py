@@ -16,7 +16,8 @@ import grpc
 import grpc.aio
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
-from kvstore.core.events import CommitStatus, ReadStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import MAX_PAYLOAD_BYTES, Tier
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import AS_SEALED, BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RungCode, WriteToken

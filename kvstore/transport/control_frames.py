@@ -13,7 +13,8 @@ from functools import lru_cache, partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
+from kvstore.core.events.gets import AcquiredBlock
+from kvstore.core.events.puts import CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.ids import AS_SEALED, HASH_BYTES, BlockHash, BlockRef, KeySpace, LayoutFingerprint, LeaseId, Namespace, RungCode, WriteToken
 from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant

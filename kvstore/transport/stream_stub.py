@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.core.events import CommitStatus, ReserveItem
+from kvstore.core.events.puts import CommitStatus, ReserveItem
 from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockHash, BlockRef, KeySpace, LeaseId, WriteToken
 from kvstore.rpc.store_stub import Acquired, Grant, StoreStub

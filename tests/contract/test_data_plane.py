@@ -11,7 +11,7 @@ import kvstore.client.read
 from kvstore.client import BlockPut, PayloadMaker, PutOutcome, StoreClient
 from kvstore.client.prefix_lease import HeldState
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus
+from kvstore.core.events.puts import CommitStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import CodecFailure
 from kvstore.node.config import ShmAccess

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.core.events import CommitStatus
+from kvstore.core.events.puts import CommitStatus
 from kvstore.core.extent import Tier
 from kvstore.transport.ucx_worker import UcxEndpoint
 from kvstore.units import MIB, milliseconds

@@ -23,24 +23,18 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.prefix_lease import HeldLease, HeldState
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.client.routing import Router
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, AnswerRenew, ReadRequested, ReleaseRequested, RenewRequested
+from kvstore.core.events.puts import (
     AnswerCommit,
-    AnswerDelete,
-    AnswerRenew,
     AnswerReserve,
     CommitItem,
     CommitRequested,
     CommitStatus,
-    DeleteRequested,
-    ReadRequested,
-    ReleaseRequested,
-    RenewRequested,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
 )
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
 from kvstore.core.view import View
 from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId, WriteToken
 from kvstore.units import Bytes, Nanos, milliseconds, seconds
@@ -55,6 +49,8 @@ _LEASE_GONE = frozenset({"not_leased", "lease_expired"})
 class World(Protocol):
     timeline: Timeline
     oracle: ByteOracle
+    stormy: bool
+    """Whether readers may be slow."""
 
     def log(self, who: str, what: object) -> None: ...
 
@@ -348,7 +344,8 @@ class SimulatedClient:
         held, (checksum, offset, length) = wanted.held, wanted.copy
         assert offset is not None
         payload = bytes(memory.host[offset : offset + length // 2])
-        yield self._rng.choice((milliseconds(1), milliseconds(1), seconds(2)))
+        slowest = seconds(2) if self._world.stormy else milliseconds(1)
+        yield self._rng.choice((milliseconds(1), milliseconds(1), slowest))
         payload += bytes(memory.host[offset + length // 2 : offset + length])
         lasts = held.lease.lasts(self.now) and self._world.mapped(held.lease.node_id, held.boot_id) is memory
         if lasts and checksum_of(payload) == checksum:

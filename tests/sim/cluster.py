@@ -163,13 +163,13 @@ class Cluster:
 
     def drops(self, node: StoreNode, key_space: KeySpace, hashes: tuple[BlockHash, ...], view: View) -> None:
         """No copy goes before each owner had one of its own, a moment ago at the earliest. It may have lost that since, but not given it up
-        in turn."""
+        in turn: what it gave up before, got again and lost is lost."""
         since = self.timeline.now - LONGER_THAN_A_VERIFY
         for block in hashes:
             key = (key_space, block)
             for owner in place(self.blocks[key].stripe, view, replicas=self.storm.replicas):
                 other = self.nodes[owner]
-                lost = other.lost_at.get(key, -1) >= since and self._given_up.get((owner, key), -1) < since
+                lost = other.lost_at.get(key, -1) >= max(since, self._given_up.get((owner, key), -1) + 1)
                 assert other.holds(key_space, block) or lost, f"{node.node_id} gives up what {owner} lacks"
             self._given_up[node.node_id, key] = self.timeline.now
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from enum import Enum
 
-from kvstore.core.events import Note
+from kvstore.core.events.notes import Note
 from kvstore.ids import BlockRef, KeySpace
 
 

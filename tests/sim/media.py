@@ -6,26 +6,11 @@ import hashlib
 from random import Random
 
 from kvstore.core.copies import Copy
-from kvstore.core.events import (
-    AnswerRead,
-    CopyExtent,
-    CopyOutcome,
-    Event,
-    ExtentCopied,
-    ExtentRecoded,
-    ExtentsVerified,
-    Instruction,
-    ReadFinished,
-    ReadOutcome,
-    RecodeExtent,
-    RecodeOutcome,
-    RecoveredRecord,
-    RegionsRecovered,
-    RegionWritten,
-    VerifyExtents,
-    VerifyOutcome,
-    WriteRegion,
-)
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import AnswerRead, ReadFinished, ReadOutcome
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, ExtentCopied, ExtentRecoded, RecodeExtent, RecodeOutcome
+from kvstore.core.events.regions import RecoveredRecord, RegionsRecovered, RegionWritten, WriteRegion
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.recovery import recover_region
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from sim.media import Media
 
 from kvstore.core.copies import Copy, CopyState
-from kvstore.core.events import Note
+from kvstore.core.events.notes import Note
 from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.core.index import Entry
 from kvstore.core.store_state import StoreState

@@ -17,51 +17,42 @@ from sim.node_invariants import check_accounting, check_leased, check_listing, c
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
-from kvstore.core.events import (
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
-    AnswerCommit,
-    AnswerDelete,
     AnswerProbe,
     AnswerRead,
-    AnswerReserve,
     CancelRead,
-    CommitItem,
-    CommitRequested,
-    CommitStatus,
-    CopyExtent,
-    CopyReason,
-    DeleteRequested,
-    DiscardReservation,
-    DropRecoded,
-    Event,
-    EvictRequested,
-    Instruction,
-    ListRequested,
-    Note,
-    NoteKind,
-    PinKind,
-    PinRequested,
     ProbeRequested,
-    QuotaRequested,
     ReadFinished,
     ReadOutcome,
     ReadRequested,
     ReadStatus,
-    RecodeExtent,
     ReleaseRequested,
     RenewRequested,
+)
+from kvstore.core.events.moves import CopyExtent, CopyReason, DropRecoded, RecodeExtent
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.puts import (
+    AnswerCommit,
+    AnswerReserve,
+    CommitItem,
+    CommitRequested,
+    CommitStatus,
+    DiscardReservation,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    StopRequested,
-    Tick,
-    UnpinRequested,
-    VerifyExtents,
-    VerifyRequested,
-    WriteRegion,
 )
+from kvstore.core.events.questions import ListRequested
+from kvstore.core.events.regions import WriteRegion
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested, EvictRequested
+from kvstore.core.events.stop import StopRequested
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import VerifyExtents, VerifyRequested
+from kvstore.core.events.wishes import PinKind, PinRequested, QuotaRequested, UnpinRequested
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.step_down import EVERYBODY, StepDownRule

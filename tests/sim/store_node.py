@@ -23,38 +23,35 @@ from sim.registry import SimulatedRegistry
 from sim.timeline import Reply, Timeline
 from sim.upkeep import NodeUpkeep, UpkeepConfig
 
-from kvstore.core.events import (
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
-    AnswerCommit,
-    AnswerDelete,
     AnswerRead,
-    AnswerReserve,
     CancelRead,
-    CommitRequested,
-    CopyExtent,
-    DeleteRequested,
-    DiscardReservation,
-    DropRecoded,
-    Event,
-    Instruction,
-    Note,
-    NoteKind,
     ReadFinished,
     ReadOutcome,
     ReadRequested,
     ReadStatus,
-    RecodeExtent,
     RenewRequested,
+)
+from kvstore.core.events.moves import CopyExtent, DropRecoded, RecodeExtent
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.puts import (
+    AnswerCommit,
+    AnswerReserve,
+    CommitRequested,
+    DiscardReservation,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    StopRequested,
-    Tick,
-    VerifyExtents,
-    WriteRegion,
 )
+from kvstore.core.events.regions import WriteRegion
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
+from kvstore.core.events.stop import StopRequested
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import VerifyExtents
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.store_config import StoreConfig
 from kvstore.core.store_state import StoreState

@@ -13,7 +13,8 @@ from sim.registry import CONFIG as REGISTRY
 from sim.registry import RegistryWire
 from sim.timeline import Pause, Processes, Reply
 
-from kvstore.core.events import CommitItem, CommitRequested, CommitStatus, EvictRequested, ReserveItem, ReserveRequested
+from kvstore.core.events.puts import CommitItem, CommitRequested, CommitStatus, ReserveItem, ReserveRequested
+from kvstore.core.events.removals import EvictRequested
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.upkeep.anti_entropy import AntiEntropy
 from kvstore.core.upkeep.handover import Handover

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from kvstore.core.catalog import BUCKETS, Stripe, digest_of
-from kvstore.core.events import AnswerEvict, EvictRequested
+from kvstore.core.events.removals import AnswerEvict, EvictRequested
 from kvstore.core.placement import rank_all, reading_places
 from kvstore.core.repair_plan import Shipment, same_stores
 from kvstore.core.upkeep.complaints import Complaints

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterable, Iterable
 
 from kvstore.core.catalog import Catalog
-from kvstore.core.events import Note, NoteKind, OwnedBlock
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.questions import OwnedBlock
 from kvstore.core.store_state import StoreState
 from kvstore.ids import KeySpace
 

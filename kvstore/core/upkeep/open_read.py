@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import AnswerRead, ReadFinished, ReadOutcome
+from kvstore.core.events.gets import AnswerRead, ReadFinished, ReadOutcome
 
 
 class OpenRead:

@@ -5,15 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvstore.core.catalog import BUCKETS
-from kvstore.core.events import (
-    AnswerDescribe,
-    AnswerProbe,
-    AnswerVerify,
-    CopyVerdict,
-    DescribeRequested,
-    ProbeRequested,
-    VerifyRequested,
-)
+from kvstore.core.events.gets import AnswerProbe, ProbeRequested
+from kvstore.core.events.questions import AnswerDescribe, DescribeRequested
+from kvstore.core.events.verification import AnswerVerify, CopyVerdict, VerifyRequested
 from kvstore.core.upkeep.anti_entropy import bucket_digests, shared_stripes
 from kvstore.core.upkeep.repairer import Repairer
 from kvstore.core.upkeep.surroundings import PeerProgress

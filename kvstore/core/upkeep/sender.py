@@ -5,20 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvstore.core.events import (
-    AcquireRequested,
-    AnswerAcquire,
-    AnswerDescribe,
-    AnswerRelease,
-    CommitStatus,
-    DescribeRequested,
-    OwnedBlock,
-    ReadOutcome,
-    ReadStatus,
-    ReleaseRequested,
-    ReserveItem,
-    ReserveStatus,
-)
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, AnswerRelease, ReadOutcome, ReadStatus, ReleaseRequested
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.questions import AnswerDescribe, DescribeRequested, OwnedBlock
 from kvstore.core.repair_plan import Shipment
 from kvstore.core.upkeep.surroundings import PeerCalls, PeerGrant, PeerWrite, Surroundings
 from kvstore.core.view import Member

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from kvstore.core.events import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.core.extent import Extent
 from kvstore.core.upkeep.open_read import OpenRead
 from kvstore.core.view import Member, View

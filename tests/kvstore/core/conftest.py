@@ -9,44 +9,32 @@ from typing import Any, TypeVar
 import pytest
 
 from kvstore.core.chain import chain_of, root_hash
-from kvstore.core.events import (
+from kvstore.core.events import Event, Instruction
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
-    AnswerCommit,
-    AnswerList,
     AnswerProbe,
     AnswerRead,
+    ProbeRequested,
+    ReadRequested,
+    ReleaseRequested,
+)
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, ExtentCopied, ExtentRecoded, RecodeExtent, RecodeOutcome
+from kvstore.core.events.notes import Note
+from kvstore.core.events.puts import (
+    AnswerCommit,
     AnswerReserve,
     CommitItem,
     CommitRequested,
     CommitStatus,
-    CopyExtent,
-    CopyOutcome,
-    Event,
-    ExtentCopied,
-    ExtentRecoded,
-    ExtentsVerified,
-    Instruction,
-    ListCursor,
-    ListRequested,
-    Note,
-    OwnedBlock,
-    ProbeRequested,
-    ReadRequested,
-    RecodeExtent,
-    RecodeOutcome,
-    RecoveredRegion,
-    RegionsRecovered,
-    RegionWritten,
-    ReleaseRequested,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    Tick,
-    VerifyExtents,
-    VerifyOutcome,
-    WriteRegion,
 )
+from kvstore.core.events.questions import AnswerList, ListCursor, ListRequested, OwnedBlock
+from kvstore.core.events.regions import RecoveredRegion, RegionsRecovered, RegionWritten, WriteRegion
+from kvstore.core.events.tick import Tick
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.lease import LeaseConfig
 from kvstore.core.step_down import StepDownRules

@@ -4,14 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import (
-    AnswerLocate,
-    LocateRequested,
-    ReadFinished,
-    ReadOutcome,
-    ReadStatus,
-    ReserveStatus,
-)
+from kvstore.core.events.gets import ReadFinished, ReadOutcome, ReadStatus
+from kvstore.core.events.puts import ReserveStatus
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
 from kvstore.core.expiry import MAX_TTL, ExpiryTable
 from kvstore.core.index import Entry
 from kvstore.core.store_config import StoreConfig

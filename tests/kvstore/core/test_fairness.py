@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from kvstore.core.events import AnswerQuota, QuotaRequested
+from kvstore.core.events.wishes import AnswerQuota, QuotaRequested
 from kvstore.core.eviction import LruPolicy
 from kvstore.core.extent import Tier
 from kvstore.core.fairness import FairQueue, TierShares

@@ -2,26 +2,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import (
+from kvstore.core.events.gets import (
     AcquireRequested,
     AnswerAcquire,
-    AnswerDescribe,
     AnswerRenew,
-    AnswerVerify,
     CancelRead,
-    CopyVerdict,
-    DeleteRequested,
-    DescribeRequested,
-    EvictRequested,
     ReadFinished,
     ReadOutcome,
     ReadStatus,
     RenewRequested,
-    ReserveStatus,
-    VerifyExtents,
-    VerifyOutcome,
-    VerifyRequested,
 )
+from kvstore.core.events.puts import ReserveStatus
+from kvstore.core.events.questions import AnswerDescribe, DescribeRequested
+from kvstore.core.events.removals import DeleteRequested, EvictRequested
+from kvstore.core.events.verification import AnswerVerify, CopyVerdict, VerifyExtents, VerifyOutcome, VerifyRequested
 from kvstore.core.extent import Tier
 from kvstore.ids import LeaseId
 from kvstore.units import Nanos, seconds

@@ -6,17 +6,11 @@ from typing import Any
 import pytest
 
 from kvstore.core.admission import AdmissionConfig
-from kvstore.core.events import (
-    AnswerLocate,
-    CopyExtent,
-    CopyOutcome,
-    CopyReason,
-    DeleteRequested,
-    EvictRequested,
-    LocateRequested,
-    ReadStatus,
-    StopRequested,
-)
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
+from kvstore.core.events.removals import DeleteRequested, EvictRequested
+from kvstore.core.events.stop import StopRequested
 from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.core.store_config import GpuConfig
 from kvstore.errors import ConfigError

@@ -1,7 +1,7 @@
 import dataclasses
 from random import Random
 
-from kvstore.core.events import NoteKind
+from kvstore.core.events.notes import NoteKind
 from kvstore.core.journal import Journal
 from kvstore.core.picture import BlockEvent, BlockEventKind, Picture
 from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LayoutFingerprint, Namespace, NodeId, StripeId

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import AnswerList, DeleteRequested, ListRequested
+from kvstore.core.events.questions import AnswerList, ListRequested
+from kvstore.core.events.removals import DeleteRequested
 from kvstore.core.extent import Tier
 from kvstore.ids import Namespace
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvstore.core import manifest
-from kvstore.core.events import RecoveredRecord
+from kvstore.core.events.regions import RecoveredRecord
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.manifest import (
     HEADER_BYTES,

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from kvstore.core.events import OperationId
 from kvstore.core.operations import OperationIds, Operations
+from kvstore.ids import OperationId
 
 
 def test_an_outcome_reaches_its_operation_once_and_only_it() -> None:

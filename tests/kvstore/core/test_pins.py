@@ -4,19 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import (
-    AnswerDelete,
-    AnswerEvict,
-    AnswerPin,
-    AnswerUnpin,
-    DeleteRequested,
-    EvictRequested,
-    PinKind,
-    PinRequested,
-    PinStatus,
-    ReserveStatus,
-    UnpinRequested,
-)
+from kvstore.core.events.puts import ReserveStatus
+from kvstore.core.events.removals import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested
+from kvstore.core.events.wishes import AnswerPin, AnswerUnpin, PinKind, PinRequested, PinStatus, UnpinRequested
 from kvstore.core.extent import Tier
 from kvstore.core.index import Entry
 from kvstore.core.pins import MAX_PIN_TTL, Pin, PinTable

@@ -4,21 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import (
+from kvstore.core.events.puts import (
     AnswerCommit,
-    AnswerDelete,
     AnswerReserve,
     CommitStatus,
-    DeleteRequested,
     DiscardReservation,
-    ExtentsVerified,
     ReservationsAbandoned,
     ReserveItem,
     ReserveRequested,
     ReserveStatus,
-    VerifyExtents,
-    VerifyOutcome,
 )
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
+from kvstore.core.events.verification import ExtentsVerified, VerifyExtents, VerifyOutcome
 from kvstore.ids import Namespace, WriteToken
 from kvstore.units import seconds
 

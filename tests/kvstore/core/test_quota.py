@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import CommitStatus, RecoveredRegion, RegionsRecovered, ReserveStatus
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
+from kvstore.core.events.regions import RecoveredRegion, RegionsRecovered
 from kvstore.core.quota import QuotaLedger
 from kvstore.core.store_state import StoreState
 from kvstore.ids import BootId, Namespace

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import RecoveredRecord
+from kvstore.core.events.regions import RecoveredRecord
 from kvstore.core.extent import ALIGNMENT
 from kvstore.core.manifest import HEADER_BYTES, RegionHeader, encode_footer, encode_record_header, encode_region_header
 from kvstore.core.recovered import newest_records

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.core.events import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested, Note, NoteKind, ReserveStatus
+from kvstore.core.events.notes import Note, NoteKind
+from kvstore.core.events.puts import ReserveStatus
+from kvstore.core.events.removals import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested
 
 PAGE = 4096
 

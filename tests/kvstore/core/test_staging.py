@@ -6,17 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import (
-    AnswerCommit,
-    AnswerLocate,
-    CommitStatus,
-    CopyExtent,
-    CopyOutcome,
-    CopyReason,
-    DeleteRequested,
-    LocateRequested,
-    ReserveStatus,
-)
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
+from kvstore.core.events.puts import AnswerCommit, CommitStatus, ReserveStatus
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
+from kvstore.core.events.removals import DeleteRequested
 from kvstore.core.extent import Tier
 from kvstore.core.store_config import GpuConfig, SsdConfig, StoreConfig, WritePolicy
 from kvstore.errors import ConfigError

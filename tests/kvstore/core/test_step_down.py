@@ -6,30 +6,13 @@ from typing import Any
 import pytest
 
 from kvstore.core.copies import CopyState, copy_at
-from kvstore.core.events import (
-    AcquiredBlock,
-    AnswerPin,
-    AnswerReserve,
-    AnswerVerify,
-    CommitStatus,
-    CopyExtent,
-    CopyOutcome,
-    CopyVerdict,
-    DeleteRequested,
-    DropRecoded,
-    ExtentsVerified,
-    PinKind,
-    PinRequested,
-    ReadStatus,
-    RecodeExtent,
-    ReserveItem,
-    ReserveRequested,
-    ReserveStatus,
-    StopRequested,
-    VerifyExtents,
-    VerifyOutcome,
-    VerifyRequested,
-)
+from kvstore.core.events.gets import AcquiredBlock, ReadStatus
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, DropRecoded, RecodeExtent
+from kvstore.core.events.puts import AnswerReserve, CommitStatus, ReserveItem, ReserveRequested, ReserveStatus
+from kvstore.core.events.removals import DeleteRequested
+from kvstore.core.events.stop import StopRequested
+from kvstore.core.events.verification import AnswerVerify, CopyVerdict, ExtentsVerified, VerifyExtents, VerifyOutcome, VerifyRequested
+from kvstore.core.events.wishes import AnswerPin, PinKind, PinRequested
 from kvstore.core.extent import ALIGNMENT as PAGE
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry, Index

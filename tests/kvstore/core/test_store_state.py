@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.core.events import AnswerLocate, BlockPlace, CommitStatus, LocateRequested, PlacedCopy, Tick
+from kvstore.core.events.puts import CommitStatus
+from kvstore.core.events.questions import AnswerLocate, BlockPlace, LocateRequested, PlacedCopy
+from kvstore.core.events.tick import Tick
 from kvstore.core.extent import Tier
 from kvstore.ids import AS_SEALED
 from kvstore.units import Nanos

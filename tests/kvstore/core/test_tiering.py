@@ -5,27 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.core.admission import AdmissionConfig
-from kvstore.core.events import (
-    AnswerDelete,
-    AnswerLocate,
-    AnswerStop,
-    CommitStatus,
-    CopyExtent,
-    CopyOutcome,
-    CopyReason,
-    DeleteRequested,
-    LocateRequested,
-    ReadFinished,
-    ReadOutcome,
-    ReadStatus,
-    RecoveredRecord,
-    RecoveredRegion,
-    RegionsRecovered,
-    RegionWriteReason,
-    ReserveStatus,
-    StopRequested,
-    WriteRegion,
-)
+from kvstore.core.events.gets import ReadFinished, ReadOutcome, ReadStatus
+from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
+from kvstore.core.events.regions import RecoveredRecord, RecoveredRegion, RegionsRecovered, RegionWriteReason, WriteRegion
+from kvstore.core.events.removals import AnswerDelete, DeleteRequested
+from kvstore.core.events.stop import AnswerStop, StopRequested
 from kvstore.core.extent import Tier
 from kvstore.core.manifest import HEADER_BYTES, decode_record_header
 from kvstore.core.store_config import SsdConfig

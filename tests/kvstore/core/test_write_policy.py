@@ -6,19 +6,12 @@ from random import Random
 import pytest
 
 from kvstore.core.admission import AdmissionConfig
-from kvstore.core.events import (
-    AnswerCommit,
-    AnswerLocate,
-    AnswerStop,
-    CommitStatus,
-    CopyExtent,
-    CopyOutcome,
-    DeleteRequested,
-    LocateRequested,
-    ReserveStatus,
-    StopRequested,
-    WriteRegion,
-)
+from kvstore.core.events.moves import CopyExtent, CopyOutcome
+from kvstore.core.events.puts import AnswerCommit, CommitStatus, ReserveStatus
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
+from kvstore.core.events.regions import WriteRegion
+from kvstore.core.events.removals import DeleteRequested
+from kvstore.core.events.stop import AnswerStop, StopRequested
 from kvstore.core.extent import Tier
 from kvstore.core.policies import PolicyName
 from kvstore.core.store_config import WritePolicy

@@ -11,7 +11,9 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 import pytest
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import AnswerLocate, CommitStatus, LocateRequested, ReadStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
 from kvstore.core.extent import Tier
 from kvstore.core.view import View
 from kvstore.ids import BOOT_ID_BYTES, BlockHash, BlockRef, Epoch, KeySpace, LayoutFingerprint, Namespace, StripeId

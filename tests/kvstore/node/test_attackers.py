@@ -12,7 +12,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from kvpb.v1 import admin_pb2, admin_pb2_grpc, peer_pb2, peer_pb2_grpc, store_pb2, store_pb2_grpc
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus, ReadStatus, ReserveItem, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus, ReserveItem, ReserveStatus
 from kvstore.errors import ConfigError
 from kvstore.ids import KeySpace, LeaseId, Namespace
 from kvstore.node import data_connection, data_doors

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvstore.core.events import ReadStatus
+from kvstore.core.events.gets import ReadStatus
 from kvstore.core.extent import Tier
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.units import MIB, Bytes, seconds

@@ -6,7 +6,8 @@ import random
 import pytest
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
-from kvstore.core.events import CommitStatus, ReadStatus, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.units import MIB, Bytes, seconds
 

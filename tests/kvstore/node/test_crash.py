@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from kvstore.core.events import RegionsRecovered
+from kvstore.core.events.regions import RegionsRecovered
 
 
 def test_a_bug_in_the_core_ends_the_wait_of_the_process_and_the_stop_does_not_trust_the_core_any_more(serving, chain):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from kvstore.core.events import ReadStatus
+from kvstore.core.events.gets import ReadStatus
 from kvstore.node import data_connection
 from kvstore.node.config import ShmAccess
 from kvstore.transport.control_frames import MAX_CONTROL_BYTES, pack_commit

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
-from kvstore.core.events import ReadStatus, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import ReserveStatus
 from kvstore.errors import LarderError
 from kvstore.rpc.channel import open_channel
 from kvstore.rpc.store_stub import WrittenChunk

@@ -3,7 +3,8 @@
 import asyncio
 import threading
 
-from kvstore.core.events import AcquireRequested, AnswerAcquire, ReadStatus, ReserveStatus
+from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, ReadStatus
+from kvstore.core.events.puts import ReserveStatus
 from kvstore.tiers.faulty import Faults, FaultyTier
 from kvstore.units import MIB, Bytes, seconds
 

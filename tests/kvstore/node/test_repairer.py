@@ -8,7 +8,7 @@ import grpc
 import pytest
 from kvpb.v1 import admin_pb2, admin_pb2_grpc
 
-from kvstore.core.events import AnswerEvict, EvictRequested
+from kvstore.core.events.removals import AnswerEvict, EvictRequested
 from kvstore.core.placement import place
 from kvstore.core.upkeep.hot_stripes import HotStripes
 from kvstore.core.upkeep.repair_config import RepairConfig

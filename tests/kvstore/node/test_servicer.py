@@ -5,7 +5,8 @@ import pytest
 from kvpb.v1 import store_pb2
 
 from kvstore.codec.checksum import payload_checksum
-from kvstore.core.events import CommitStatus, ReadStatus, ReserveStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import InvalidRequest, LeaseExpired
 from kvstore.ids import KeySpace, LayoutFingerprint, LeaseId, Namespace, WriteToken

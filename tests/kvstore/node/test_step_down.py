@@ -12,7 +12,7 @@ import pytest
 from kvstore.client import BlockPut, StoreClient
 from kvstore.codec import BlockCodec, Rung, read_header
 from kvstore.codec.rung_code import parse_target, rung_name
-from kvstore.core.events import AnswerLocate, LocateRequested
+from kvstore.core.events.questions import AnswerLocate, LocateRequested
 from kvstore.core.extent import Tier
 from kvstore.core.layout import Layout
 from kvstore.core.view import Member, MemberState, Role, View

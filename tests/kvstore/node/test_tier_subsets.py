@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from kvstore.core.events import CommitStatus, ReserveStatus
+from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.extent import Tier
 from kvstore.errors import ConfigError, LarderError
 from kvstore.registry.redis_server import EmbeddedRedis

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from kvstore.core.events import CommitStatus, ReadStatus
+from kvstore.core.events.gets import ReadStatus
+from kvstore.core.events.puts import CommitStatus
 from kvstore.errors import InvalidRequest
 from kvstore.units import milliseconds, seconds
 

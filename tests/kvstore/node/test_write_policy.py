@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from kvstore.core.events import CommitStatus
+from kvstore.core.events.puts import CommitStatus
 from kvstore.core.store_config import WritePolicy
 from kvstore.errors import ConfigError, LarderError
 from kvstore.registry.redis_server import EmbeddedRedis

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.core.events import AcquiredBlock, CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
+from kvstore.core.events.gets import AcquiredBlock
+from kvstore.core.events.puts import CommitStatus, ReserveGrant, ReserveItem, ReserveStatus
 from kvstore.core.extent import Extent, Tier
 from kvstore.ids import BlockHash, BlockRef, Generation, KeySpace, LayoutFingerprint, LeaseId, Namespace, RungCode, StripeId, WriteToken
 from kvstore.rpc.store_stub import Acquired, FoundCopy, Grant

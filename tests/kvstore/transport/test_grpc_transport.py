@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from kvpb.v1 import store_pb2, store_pb2_grpc
 
-from kvstore.core.events import ReadStatus
+from kvstore.core.events.gets import ReadStatus
 from kvstore.errors import Unavailable
 from kvstore.ids import BlockHash, BootId, KeySpace, LayoutFingerprint, LeaseId, Namespace, NodeId, WriteToken
 from kvstore.rpc.channel import ChannelPool

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from kvstore.core.events import ReadStatus
+from kvstore.core.events.gets import ReadStatus
 from kvstore.errors import Unavailable
 from kvstore.ids import BlockHash
 from kvstore.rpc.store_stub import DeadlinePassed
