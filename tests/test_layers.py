@@ -15,7 +15,7 @@ PACKAGES = ("kvstore", "prefill_node", "decode_node")
 LAYERS = (
     # Lowest first; a file may import its own layer and those below. The first prefix that fits a module counts.
     ("kvstore.ids", "kvstore.units", "kvstore.errors"),
-    ("kvstore.clock",),
+    ("kvstore.clock", "kvstore.byte_budget"),
     ("kvstore.core",),
     ("kvstore.config",),
     ("kvstore.config_help",),

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.client import metrics
 from kvstore.client.answers import Acknowledge, BlockPut, PayloadMaker, PutOutcome, PutReport
 from kvstore.client.batches import batches
-from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.node_calls import NodeCalls, reason_of
 from kvstore.client.put_progress import BlockProgress, PutProgress

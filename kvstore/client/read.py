@@ -8,10 +8,10 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.client import metrics
 from kvstore.client.answers import ReadBlock
 from kvstore.client.batches import batches, shares
-from kvstore.client.byte_budget import ByteBudget
 from kvstore.client.config import ClientConfig
 from kvstore.client.hedging import Asked
 from kvstore.client.lease_keeper import LeaseKeeper

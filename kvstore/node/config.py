@@ -93,6 +93,9 @@ class NodeConfig:
     """Copies between the tiers under way at a time; those to the SSD that come together share one sync (3 ms and more)."""
     ssd_threads: int = 4
     """Reads of the SSD at the same time. Writes have one thread of their own, in order."""
+    read_buffer_capacity: Bytes = Bytes(256 * MIB)
+    """Memory for payloads on their way from the SSD or the device to their readers, all readers together. What is more waits, in order of
+    arrival and half of `read_deadline` at most; a payload that is larger than all of it passes alone."""
     quotas: Mapping[str, Bytes] = field(default_factory=dict)
     """Bytes of copies a namespace may have here; not named: no limit."""
     namespace_weights: Mapping[str, float] = field(default_factory=dict)
@@ -135,6 +138,7 @@ class NodeConfig:
                 raise ConfigError(f"{key} must be 0 to 65535: {getattr(self, key)}")
         for key in (
             "staging_capacity",
+            "read_buffer_capacity",
             "gpu_capacity",
             "ssd_capacity",
             "region_bytes",

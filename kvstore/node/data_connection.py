@@ -245,15 +245,19 @@ class DataConnection:
         copy is found where it lies."""
         # Without an operation there is nothing to keep in place: only statuses go out.
         still = (lambda: read.is_open) if read.is_open else self._within(self._config.read_deadline)
-        async with aclosing(groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes)) as groups:
+        groups = groups_of(read, self._node.source, check_host=False, gather_bytes=gather_bytes, until_end=self._stream.until_end)
+        async with aclosing(groups):
             async for first, group in groups:
                 await sink.send(first, group, still=still)
-                sent = 0
-                for item, entry in enumerate(group, first):
-                    if not isinstance(entry, ReadStatus):
-                        read.outcomes[item] = ReadOutcome.OK
-                        sent += len(entry)
-                self._metrics.data_bytes.labels(self._door, "out").inc(sent)
+                self._note_sent(read, first, group)
+
+    def _note_sent(self, read: OpenRead, first: int, group: Sequence[Entry]) -> None:
+        sent = 0
+        for item, entry in enumerate(group, first):
+            if not isinstance(entry, ReadStatus):
+                read.outcomes[item] = ReadOutcome.OK
+                sent += len(entry)
+        self._metrics.data_bytes.labels(self._door, "out").inc(sent)
 
     # -- writes
 

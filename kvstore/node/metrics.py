@@ -76,6 +76,11 @@ class NodeMetrics:
         help_text = "Bytes of puts on their way to a tier, on a node without a host tier."
         Gauge("larder_store_staging_bytes", help_text, registry=self._registry).set_function(used)
 
+    def show_read_buffer(self, taken: Callable[[], int]) -> None:
+        """Called likewise."""
+        help_text = "Bytes of payloads between the SSD or the device and their readers; at read_buffer_capacity others wait."
+        Gauge("larder_store_read_buffer_bytes", help_text, registry=self._registry).set_function(taken)
+
     def put_refused(self, status: ReserveStatus) -> None:
         self._refused[status].inc()
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.clock import Clock
 from kvstore.core.events import Event, Instruction
 from kvstore.core.events.gets import AnswerRead, CancelRead, ReadRequested
@@ -82,7 +83,8 @@ class Node:
         self._clock = clock
         self._on_notes = on_notes
         self._executor = ThreadPoolExecutor(config.ssd_threads, thread_name_prefix="payload")
-        self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline)
+        buffer = ByteBudget(config.read_buffer_capacity)
+        self.source = PayloadSource(host, ssd, gpu, executor=self._executor, timeout=config.read_deadline, buffer=buffer)
         self._writer = None if ssd is None else SsdWriter(ssd, loop)
         self._recoding = None if steps is None else Recoding(self.source, loop, steps=steps)
         self._request_ids = itertools.count(1)

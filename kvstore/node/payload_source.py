@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.extent import Extent, Tier
 from kvstore.errors import CorruptPayload
@@ -35,11 +36,15 @@ class Stored(NamedTuple):
 
 
 class PayloadSource:
-    def __init__(self, host: HostArena, ssd: Medium | None, gpu: Medium | None, *, executor: Executor, timeout: Nanos) -> None:
+    def __init__(
+        self, host: HostArena, ssd: Medium | None, gpu: Medium | None, *, executor: Executor, timeout: Nanos, buffer: ByteBudget
+    ) -> None:
+        """`buffer`: for what readers hold of payloads that were read into memory of their own; they take from it."""
+        self.timeout = timeout
+        self.buffer = buffer
         self._host = host
         self._beside = {Tier.SSD: ssd, Tier.GPU: gpu}
         self._executor = executor
-        self._timeout = timeout
         self._under_way: dict[Stored, tuple[asyncio.Future[list[Found]], int]] = {}
         """In which job, and as which of it."""
 
@@ -99,10 +104,10 @@ class PayloadSource:
             self._under_way |= {stored: (job, index) for index, stored in enumerate(fresh)}
             job.add_done_callback(lambda _: self._ended(fresh))
         ways = [self._under_way[stored] for stored in wanted]
-        _, late = await asyncio.wait({job for job, _ in ways}, timeout=to_seconds(self._timeout))  # cancels none: they may be another's too
+        _, late = await asyncio.wait({job for job, _ in ways}, timeout=to_seconds(self.timeout))  # cancels none: they may be another's too
         if late:
             tier = wanted[0].extent.tier.name
-            raise TierFailure(FailureReason.TIMEOUT, f"{tier} gave no answer within {to_seconds(self._timeout):.1f} s")
+            raise TierFailure(FailureReason.TIMEOUT, f"{tier} gave no answer within {to_seconds(self.timeout):.1f} s")
         return [job.result()[index] for job, index in ways]
 
     def _ended(self, stored: Sequence[Stored]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from kvstore.errors import CorruptPayload, Unavailable
 from kvstore.node.payload_source import INLINE_BYTES, RUN_BYTES, Found, PayloadSource, Stored
 from kvstore.rpc.convert import MAX_CHUNK_BYTES
 from kvstore.tiers.tier import FailureReason, TierFailure
+from kvstore.transport.stream import StreamCut
 from kvstore.units import MIB, Nanos, to_seconds
 
 logger = logging.getLogger(__name__)
@@ -28,7 +29,7 @@ Entry = memoryview | ReadStatus
 _RUNS_AHEAD = 4
 """Read and checked while earlier ones are sent: hides the disk's latency, and keeps it busy."""
 _AHEAD_BYTES = 8 * MIB
-"""Bounds the memory of one stream to this and one payload."""
+"""Bounds the memory of one stream to this and one payload; that of all streams has a bound of its own (`PayloadSource.buffer`)."""
 
 _STATUS_OF = {ReadOutcome.CORRUPT: ReadStatus.CORRUPT, ReadOutcome.IO_ERROR: ReadStatus.IO_ERROR}
 
@@ -69,32 +70,92 @@ async def _chunks_of(read: OpenRead, source: PayloadSource) -> AsyncGenerator[st
                         read.outcomes[index] = ReadOutcome.OK
                     data = bytes(payload[offset:end])
                     yield store_pb2.ReadChunk(item=index, status=int(ReadStatus.OK), offset_bytes=offset, data=data, last=last)
+            del payload  # it would keep its memory while the next is waited for
 
 
 async def groups_of(
-    read: OpenRead, source: PayloadSource, *, check_host: bool = True, gather_bytes: int
+    read: OpenRead,
+    source: PayloadSource,
+    *,
+    check_host: bool = True,
+    gather_bytes: int,
+    until_end: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncGenerator[tuple[int, list[Entry]], None]:
     """(index of the first, entries) of every item, in order: as many at once as can be had without waiting, up to `gather_bytes` and the
-    payload that passes it. Without `check_host` those of the host tier come in place and unchecked."""
+    payload that passes it. Without `check_host` those of the host tier come in place and unchecked.
+
+    The entries are the caller's until it asks for the next. A read waits for memory only while it holds none, so those that hold some can
+    always go on. Raises StreamCut when `until_end` returns before there is any.
+    """
     runs = list(_runs(read.items, source, check_host=check_host, gather_bytes=gather_bytes))
-    ahead: deque[tuple[_Run, asyncio.Task[list[Entry]]]] = deque()
+    buffer = source.buffer
+    held: deque[tuple[_Run, asyncio.Task[list[Entry]]]] = deque()
+    """Each with its part of the buffer: what is being sent, and what is read ahead of it."""
     slow = iter([run for run in runs if run.is_slow])
     upcoming = next(slow, None)
+    waits = True
+    """Until it has waited for memory in vain once, or is over."""
+
+    def begin(run: _Run) -> None:
+        held.append((run, asyncio.get_running_loop().create_task(_read_run(read, run, source))))
+
     try:
         for run in runs:
-            while upcoming and len(ahead) < _RUNS_AHEAD and (not ahead or upcoming.size + sum(r.size for r, _ in ahead) <= _AHEAD_BYTES):
-                ahead.append((upcoming, asyncio.get_running_loop().create_task(_read_run(read, upcoming, source))))
+            while (
+                upcoming
+                and len(held) < _RUNS_AHEAD
+                and (not held or upcoming.size + sum(r.size for r, _ in held) <= _AHEAD_BYTES)
+                and buffer.take_if_free(upcoming.buffered)
+            ):
+                begin(upcoming)
                 upcoming = next(slow, None)
-            if run.is_slow:
-                entries = await ahead[0][1]
-                ahead.popleft()
-            else:
-                entries = [_entry_now(read, index, source, check_host=check_host) for index in run.indices]
+            if not run.is_slow:
+                yield run.indices.start, [_entry_now(read, index, source, check_host=check_host) for index in run.indices]
+                continue
+            if not held:
+                assert upcoming is run
+                upcoming = next(slow, None)
+                waits = waits and read.is_open and await _buffer_for(run.buffered, source, until_end)
+                if not waits:
+                    missing = ReadStatus.IO_ERROR if read.is_open else ReadStatus.NOT_LEASED
+                    yield run.indices.start, [missing] * len(run.indices)
+                    continue
+                begin(run)
+            entries = await held[0][1]
             yield run.indices.start, entries
+            entries.clear()  # whoever still has the list has no memory
+            held.popleft()
+            buffer.give_back(run.buffered)
     finally:
-        for _, task in ahead:
+        buffer.give_back(sum(run.buffered for run, _ in held))
+        for _, task in held:
             task.cancel()
-        await asyncio.gather(*(task for _, task in ahead), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in held), return_exceptions=True)
+
+
+async def _buffer_for(size: int, source: PayloadSource, until_end: Callable[[], Awaitable[None]] | None) -> bool:
+    """Waits for so much of it. False: not in time, which leaves the reader as long again to be told, and to ask elsewhere. Raises
+    StreamCut."""
+    limit_s = to_seconds(source.timeout) / 2
+    turn = asyncio.ensure_future(source.buffer.take(size))
+    end = None if until_end is None else asyncio.ensure_future(until_end())
+    waiting = {turn} if end is None else {turn, end}
+    try:
+        await asyncio.wait(waiting, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+    except asyncio.CancelledError:
+        if turn.done():
+            source.buffer.give_back(size)
+        raise
+    finally:
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    if not turn.cancelled():
+        return True
+    if end is not None and not end.cancelled():
+        raise StreamCut("the other side closed the connection")
+    logger.warning("read: no memory for %d bytes within %.1f s: other readers have it", size, limit_s)
+    return False
 
 
 class _Run(NamedTuple):
@@ -102,26 +163,30 @@ class _Run(NamedTuple):
 
     indices: range
     size: int
+    buffered: int
+    """Of the size: what takes memory, as it does not lie in the host tier."""
     is_slow: bool
     """Not to be read on the event loop."""
 
 
 def _runs(items: Sequence[ReadItem], source: PayloadSource, *, check_host: bool, gather_bytes: int) -> Iterator[_Run]:
-    start, size, was_slow = 0, 0, False
+    start, size, buffered, was_slow = 0, 0, 0, False
     for index, item in enumerate(items):
-        is_slow, length = False, 0
+        is_slow, is_buffered, length = False, False, 0
         if item.status is ReadStatus.OK:
             assert item.extent is not None
-            is_slow = item.extent.tier is not Tier.HOST if not check_host else not source.is_quick(item.extent)
+            is_buffered = item.extent.tier is not Tier.HOST
+            is_slow = is_buffered if not check_host else not source.is_quick(item.extent)
             length = item.extent.length
         is_full = size + length > RUN_BYTES if is_slow else size >= gather_bytes
         if index > start and (is_slow is not was_slow or is_full):
-            yield _Run(range(start, index), size, was_slow)
-            start, size = index, 0
+            yield _Run(range(start, index), size, buffered, was_slow)
+            start, size, buffered = index, 0, 0
         size += length
+        buffered += length if is_buffered else 0
         was_slow = is_slow
     if items:
-        yield _Run(range(start, len(items)), size, was_slow)
+        yield _Run(range(start, len(items)), size, buffered, was_slow)
 
 
 def _entry_now(read: OpenRead, index: int, source: PayloadSource, *, check_host: bool) -> Entry:

@@ -167,6 +167,7 @@ class NodeServer:
                 steps=await asyncio.to_thread(_steps, self.config) if self.config.step_down else None,
                 on_notes=self._note,
             )
+            self._metrics.show_read_buffer(lambda: self._node.source.buffer.taken)
             self._server = make_server()
             self._channels = ChannelPool()
             self._transport = AutoTransport(self._channels)

@@ -15,7 +15,7 @@ from kvstore.errors import ConfigError, LarderError
 from kvstore.process import listening_socket
 from kvstore.rpc.convert import MAX_BATCH_ITEMS
 from kvstore.rpc.errors import status_code_of
-from kvstore.units import MIB
+from kvstore.units import MIB, Nanos, seconds, to_milliseconds
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,13 @@ MAX_MESSAGE_BYTES = 8 * MIB
 
 MAX_CONCURRENT_CALLS = 1024
 """More are refused with RESOURCE_EXHAUSTED, so that a herd of clients gets an answer and not a hang."""
+
+MAX_CONNECTIONS = 1024
+"""More are closed as they come: whoever collects connections does not collect this process's memory and descriptors."""
+
+IDLE_CONNECTION: Nanos = seconds(600)
+"""A connection without a call for so long is told to go, and closed. A stream is a call, however silent. Channels leave by themselves after
+half of it (rpc/channel.py)."""
 
 _OPTIONS = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -55,9 +62,13 @@ def one_line_for_garbage(record: logging.LogRecord) -> bool:
 logging.getLogger("grpc._cython.cygrpc").addFilter(one_line_for_garbage)
 
 
-def make_server() -> Any:
+def make_server(*, idle: Nanos = IDLE_CONNECTION, most_connections: int = MAX_CONNECTIONS) -> Any:
     """A grpc.aio.Server without services and ports."""
-    return grpc.aio.server(options=_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    bounds = (
+        ("grpc.max_connection_idle_ms", int(to_milliseconds(idle))),
+        ("grpc.max_allowed_incoming_connections", most_connections),
+    )
+    return grpc.aio.server(options=_OPTIONS + bounds, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
 
 
 def bind(server: Any, *, host: str, port: int) -> int:

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from kvstore.byte_budget import ByteBudget
 from kvstore.codec.checksum import payload_checksum
 from kvstore.core.extent import ALIGNMENT, Extent, Tier
 from kvstore.errors import CorruptPayload
@@ -35,7 +36,9 @@ def disk(tmp_path):
         yield (
             stored,
             faults,
-            lambda timeout=seconds(20): PayloadSource(host, FaultyTier(regions, faults), None, executor=executor, timeout=timeout),
+            lambda timeout=seconds(20): PayloadSource(
+                host, FaultyTier(regions, faults), None, executor=executor, timeout=timeout, buffer=ByteBudget(MIB)
+            ),
         )
     host.close()
     regions.close()

@@ -39,6 +39,13 @@ class ByteBudget:
                 self._let_in()  # those behind it
             raise
 
+    def take_if_free(self, size: int) -> bool:
+        """Without waiting, and not ahead of anybody who waits. False: nothing was taken."""
+        if size and (self._waiting or not self.fits(size)):
+            return False
+        self._taken += size
+        return True
+
     def take_now(self, size: int) -> None:
         """Without waiting, over the bound if need be: the caller has looked at `fits`."""
         self._taken += size
