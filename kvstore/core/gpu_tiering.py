@@ -10,6 +10,7 @@ from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
 from kvstore.core.events.notes import NoteKind
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
+from kvstore.core.room import Room
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import GpuConfig
@@ -34,8 +35,9 @@ class GpuTiering:
     no block there its last copy, and forgotten if not. On a node without a host tier and without an SSD puts come here. All work is
     started by `pump`, within bounds."""
 
-    def __init__(self, stock: Stock, config: GpuConfig) -> None:
+    def __init__(self, stock: Stock, room: Room, config: GpuConfig) -> None:
         self._stock = stock
+        self._room = room
         self._config = config
         self._wanted: dict[Entry, None] = {}
         self._moves: dict[OperationId, _Move] = {}
@@ -51,7 +53,7 @@ class GpuTiering:
         entry = staged.entry
         if len(self._moves) >= self._config.max_moves:
             return False
-        extent = self._stock.gpu_room(staged.source.length, entry.key_space.namespace)
+        extent = self._room.on_gpu(staged.source.length, entry.key_space.namespace)
         if extent is None:
             return False
         staged.starts()
@@ -64,7 +66,7 @@ class GpuTiering:
             entry = next(iter(self._wanted))
             source = self._source(entry)
             if source is not None and self._worth_promoting(entry, source.length):
-                extent = self._stock.spare_gpu_room(source.length)
+                extent = self._room.spare_on_gpu(source.length)
                 if extent is None:
                     if self._make_room():
                         continue
@@ -89,7 +91,7 @@ class GpuTiering:
     def _make_room(self) -> bool:
         """True: something was evicted. False: what could go is on its way to the host tier, or nothing can go."""
         stock = self._stock
-        entry = stock.coldest_on_gpu_alone()
+        entry = stock.candidates.last_gpu_copies.take()
         if entry is None:
             if not self._moves:
                 self._wanted.clear()  # every copy here is leased
@@ -99,7 +101,7 @@ class GpuTiering:
         assert entry.gpu is not None
         length = entry.gpu.length
         if returns and not stock.quota.missing(entry.key_space.namespace, length):
-            extent = stock.spare_host_room(length, entry.key_space.namespace)
+            extent = self._room.spare_in_host(length, entry.key_space.namespace)
         if extent is None:
             stock.evict(entry, Tier.GPU, "room")
             return True

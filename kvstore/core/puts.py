@@ -27,6 +27,7 @@ from kvstore.core.extent import MAX_PAYLOAD_BYTES, Extent
 from kvstore.core.index import Entry
 from kvstore.core.manifest import MAX_NAMESPACE_BYTES
 from kvstore.core.reservation import Reservation
+from kvstore.core.room import Room
 from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
 from kvstore.ids import AS_SEALED, BlockHash, KeySpace, RequestId
@@ -64,6 +65,7 @@ class Puts:
     def __init__(
         self,
         stock: Stock,
+        room: Room,
         *,
         room_is_coming: Callable[[], bool],
         patience: Nanos,
@@ -75,6 +77,7 @@ class Puts:
         `durability`: whether the commit of a block shall wait for the disk, and if so a call when it is there, or will not be.
         `staging`: of a node without a host tier."""
         self._stock = stock
+        self._room = room
         self._room_is_coming = room_is_coming
         self._patience = patience
         self._durability = durability
@@ -137,29 +140,30 @@ class Puts:
 
     def _room_for(self, event: ReserveRequested, length: int, now: Nanos, *, may_wait: bool) -> Extent | ReserveStatus | None:
         """Room, or why there is none; None: room is coming that costs no block its last copy."""
-        stock, namespace, spare_only = self._stock, event.key_space.namespace, event.spare_room_only
+        stock, room, staging = self._stock, self._room, self._staging
+        namespace, spare_only = event.key_space.namespace, event.spare_room_only
         if not 0 <= length <= self._longest or len(namespace.encode()) > MAX_NAMESPACE_BYTES:
             return ReserveStatus.TOO_LARGE
-        if self._staging is not None and not self._staging.fits(event.key_space, length):
+        if staging is not None and not staging.fits(event.key_space, length):
             return ReserveStatus.TOO_LARGE
         if not stock.quota.could_ever_fit(namespace, length):
             return ReserveStatus.QUOTA
-        if self.stopping or (spare_only and not stock.has_room_to_spare(length)):
+        if self.stopping or (spare_only and not room.is_to_spare(length)):
             return ReserveStatus.NO_ROOM
-        if self._staging is not None and not self._staging.takes(length, now):
+        if staging is not None and not staging.takes(length, now):
             return ReserveStatus.NO_ROOM
         if missing := stock.quota.missing(namespace, length):
             if not spare_only:
-                stock.evict_of_namespace(namespace, missing)
+                room.evict_of_namespace(namespace, missing)
             if stock.quota.missing(namespace, length):
                 return ReserveStatus.QUOTA
         if length > stock.largest_payload:
             stock.largest_payload = length
-        extent = stock.spare_host_room(length, namespace)
+        extent = room.spare_in_host(length, namespace)
         if extent is None:
             if may_wait and self._room_is_coming():
                 return None
-            extent = None if spare_only else stock.host_room_of_last_copies(length, namespace)
+            extent = None if spare_only else room.of_last_in_host(length, namespace)
         return ReserveStatus.NO_ROOM if extent is None else extent
 
     def _improves(self, present: Entry, item: ReserveItem) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvstore.core.candidates import is_loose, suffixes_first
 from kvstore.core.events.notes import NoteKind
 from kvstore.core.events.removals import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested
 from kvstore.core.index import Entry
 from kvstore.core.puts import Puts
-from kvstore.core.stock import Stock, is_loose
+from kvstore.core.stock import Stock
 from kvstore.core.tiering import Tiering
 from kvstore.ids import RequestId
 from kvstore.units import Bytes
@@ -57,7 +58,7 @@ class Removals:
         """Cost: O(n log n) for n copies in question."""
         stock = self._stock
         evicted = kept = evicted_bytes = 0
-        for entry in stock.suffixes_first(self._meant(event)):
+        for entry in suffixes_first(self._meant(event), stock.index):
             for tier in entry.tiers:
                 copy = entry.copy_in(tier)
                 size = 0 if copy is None else copy.length

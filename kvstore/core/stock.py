@@ -1,17 +1,17 @@
 """Stock: everything a node has on its shelves, and the elementary moves that keep its parts in step.
 
-Index, arena, regions, leases, quota and eviction queues each know one thing; here a copy becomes listed, loses a hold, or gives its room
-back in all of them at once. Nothing else changes them.
+Index, arena, regions, leases, quota and the candidates of eviction each know one thing; here a copy becomes listed, loses a hold, or gives
+its room back in all of them at once. Nothing else changes them.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Iterable, Sequence
 
 from kvstore.core.admission import Admission
 from kvstore.core.arena import Arena
+from kvstore.core.candidates import Candidates
 from kvstore.core.copies import Copy, CopyEvent, CopyState, copy_at
 from kvstore.core.events import Instruction
 from kvstore.core.events.gets import ReadOutcome
@@ -21,25 +21,22 @@ from kvstore.core.events.verification import VerifyOutcome
 from kvstore.core.eviction import EvictionPolicy
 from kvstore.core.expiry import ExpiryTable
 from kvstore.core.extent import Extent, Tier
-from kvstore.core.fairness import FairQueue, TierShares
+from kvstore.core.fairness import TierShares
 from kvstore.core.index import Entry, Index
 from kvstore.core.lease import LeaseTable
-from kvstore.core.manifest import HEADER_BYTES
 from kvstore.core.operations import OperationIds, Operations
 from kvstore.core.pins import PinTable
 from kvstore.core.policies import make_policy
 from kvstore.core.quota import QuotaLedger
-from kvstore.core.region import RegionTable, record_bytes
+from kvstore.core.region import RegionTable
 from kvstore.core.reservation import ReservationTable
 from kvstore.core.step_down import StepDownPolicy
 from kvstore.core.store_config import StoreConfig, WritePolicy
-from kvstore.ids import AS_SEALED, BlockHash, BootId, Generation, KeySpace, Namespace, RungCode
+from kvstore.ids import AS_SEALED, BlockHash, BootId, Generation, KeySpace, RungCode
 from kvstore.units import Nanos
 
 _READABLE = CopyState.READABLE
 _ENDING = (CopyState.RECLAIMING, CopyState.QUARANTINED)
-_SPARE_BELOW = 0.85
-"""Share of the slowest tier that may live before copies that nobody asked for are refused."""
 
 
 class Stock:
@@ -60,34 +57,16 @@ class Stock:
         self.admission = Admission(config.admission)
         self.expiries = ExpiryTable()
         self.policy = policy if policy is not None else make_policy(config.policy)
-        self.pins = pins = PinTable()
+        self.pins = PinTable()
         self._shares = {tier: TierShares(config.weights) for tier in Tier}
-
-        def queue(tier: Tier, may_go: Callable[[Entry], bool]) -> FairQueue:
-            return FairQueue(self.policy.queue(may_go), self._shares[tier])
-
-        self._twins = queue(Tier.HOST, _is_spare_twin)
-        self._last_host_copies = queue(Tier.HOST, lambda entry: _is_last_and_loose(entry) and entry not in pins)
-        self._ssd_copies = queue(Tier.SSD, lambda entry: _is_loose_on_ssd(entry) and entry not in pins)
-        self._soft_host_copies = queue(Tier.HOST, lambda entry: _is_last_and_loose(entry) and not pins.is_hard(entry))
-        self._soft_ssd_copies = queue(Tier.SSD, lambda entry: _is_loose_on_ssd(entry) and not pins.is_hard(entry))
-        self._undemoted_cold: FairQueue | None = None
-        if config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION:
-            self._undemoted_cold = queue(Tier.HOST, _is_in_host_alone)
-        self._gpu_twins = queue(Tier.GPU, _is_spare_on_gpu)
-        self._last_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and entry not in pins)
-        self._soft_gpu_copies = queue(Tier.GPU, lambda entry: _is_last_on_gpu(entry) and not pins.is_hard(entry))
-        in_host = (self._twins, self._last_host_copies, self._soft_host_copies)
-        self._queues = {
-            Tier.GPU: (self._gpu_twins, self._last_gpu_copies, self._soft_gpu_copies),
-            Tier.HOST: in_host if self._undemoted_cold is None else (*in_host, self._undemoted_cold),
-            Tier.SSD: (self._ssd_copies, self._soft_ssd_copies),
-        }
+        on_eviction = config.ssd is not None and config.ssd.write_policy is WritePolicy.ON_EVICTION
+        self.candidates = Candidates(self.policy, self.pins, self._shares, demotes_coldest=on_eviction)
+        self.offer = self.candidates.offer
+        """Asked for every block that comes or loses a lease, so without a step between."""
         self.twin_bytes = 0
         """Of host copies that are on SSD too: room that costs no block its last copy."""
         self.largest_payload = 0
         """That was ever asked to be put."""
-        self._scan_would_fail: set[Tier] = set()
         ids = OperationIds(first=first)
         self.verifications: Operations[tuple[VerifyOutcome, ...]] = Operations(ids)
         self.reads: Operations[tuple[ReadOutcome, ...]] = Operations(ids)
@@ -267,7 +246,7 @@ class Stock:
         self.note(NoteKind.EXPIRED, "ttl", entry)
         self.unlist(entry)
 
-    # --- holds, leases, room ------------------------------------------------------------------------------------------------------------
+    # --- holds, leases, extents ---------------------------------------------------------------------------------------------------------
 
     def unhold(self, entry: Entry, copy: Copy) -> None:
         copy.unhold()
@@ -329,34 +308,6 @@ class Stock:
 
     # --- eviction -----------------------------------------------------------------------------------------------------------------------
 
-    def offer(self, entry: Entry) -> None:
-        """Puts the entry into each eviction queue that it may leave from now."""
-        if not entry.listed or entry.leases:
-            return
-        if self._scan_would_fail:
-            self._scan_would_fail.clear()
-        host, ssd = entry.host, entry.ssd
-        on_ssd = ssd is not None and ssd.state is _READABLE
-        if entry.gpu is not None:
-            self._offer_on_gpu(entry, entry.gpu)
-        if host is not None and host.state is _READABLE and host.holds == 0:
-            if on_ssd or entry.readable_gpu:
-                self._twins.offer(entry)
-            else:
-                if self._undemoted_cold is not None:
-                    self._undemoted_cold.offer(entry)
-                if entry.children == 0:
-                    (self._soft_host_copies if entry in self.pins else self._last_host_copies).offer(entry)
-        if ssd is not None and on_ssd and ssd.holds == 0 and entry.children == 0:
-            (self._soft_ssd_copies if entry in self.pins else self._ssd_copies).offer(entry)
-
-    def _offer_on_gpu(self, entry: Entry, copy: Copy) -> None:
-        if copy.state is _READABLE and copy.holds == 0:
-            if entry.readable_beside(Tier.GPU):
-                self._gpu_twins.offer(entry)
-            elif entry.children == 0:
-                (self._soft_gpu_copies if entry in self.pins else self._last_gpu_copies).offer(entry)
-
     def evict(self, entry: Entry, tier: Tier, reason: str) -> None:
         """Forgets one loose READABLE copy; the block too if it was the last."""
         copy = entry.copy_in(tier)
@@ -371,145 +322,8 @@ class Stock:
             self.free_if_loose(entry)
             self.offer(entry)
         if entry.queued:
-            for queue in self._queues[tier]:
+            for queue in self.candidates.queues[tier]:
                 queue.discard(entry)
-
-    def host_room_of_last_copies(self, length: int, namespace: Namespace) -> Extent | None:
-        """Room in the host tier, after `spare_host_room` gave none: from last copies, suffixes first, and if even that fails from any last
-        copy that nobody leases or reads: progress goes before order. Soft pins are broken when all that gave nothing."""
-        extent = None
-        while extent is None and self.config.has_host and self._evict_last(Tier.HOST, length, namespace):
-            extent = self.arena.allocate(length)
-        return extent
-
-    def gpu_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """Room in the GPU tier, spare or from last copies likewise."""
-        extent = self.spare_gpu_room(length)
-        while extent is None and self._evict_last(Tier.GPU, length, namespace):
-            extent = self.gpu_arena.allocate(length)
-        return extent
-
-    def _evict_last(self, tier: Tier, length: int, namespace: Namespace) -> bool:
-        if tier is Tier.GPU:
-            last, soft = self._last_gpu_copies, self._soft_gpu_copies
-        else:
-            last, soft = self._last_host_copies, self._soft_host_copies
-        if (victim := last.take(asking=namespace, size=length)) is not None:
-            self.evict(victim, tier, "room")
-        elif not self._evict_out_of_order(tier, length):
-            if (victim := soft.take(asking=namespace, size=length)) is None:
-                return False
-            self.evict(victim, tier, "room_of_soft_pin")
-        return True
-
-    def spare_host_room(self, length: int, namespace: Namespace) -> Extent | None:
-        """Room in the host tier, for that namespace, that costs no block its last copy."""
-        extent = self.arena.allocate(length)
-        while extent is None:
-            victim = self._twins.take(asking=namespace, size=length)
-            if victim is None:
-                return None
-            self.evict(victim, Tier.HOST, "on_ssd_too" if victim.readable_ssd else "on_gpu_too")
-            extent = self.arena.allocate(length)
-        return extent
-
-    def has_room_to_spare(self, length: int) -> bool:
-        """False when the block would push others off the slowest tier, sooner or later."""
-        ssd = self.config.ssd
-        if self.regions is None or ssd is None:
-            return self.config.has_host or self.gpu_arena.used + length <= _SPARE_BELOW * self.gpu_arena.capacity
-        waiting = record_bytes(length)
-        if self.config.has_host and ssd.write_policy is not WritePolicy.ON_EVICTION:
-            waiting += self.arena.used - self.twin_bytes + len(self.undemoted) * HEADER_BYTES  # whatever is here alone goes there too
-        share = max(ssd.min_dead_share, 1 - _SPARE_BELOW)
-        return self.regions.has_room_to_spare(waiting, min_dead_share=share, largest=max(self.largest_payload, length))
-
-    def _evict_out_of_order(self, tier: Tier, length: int) -> bool:
-        """Heads whose children are leased, or in another tier only, are no candidates of the queues. Frees a few lengths at once, for the
-        scan is O(blocks); when it fails it is not tried again before something has become loose."""
-        if tier in self._scan_would_fail:
-            return False
-        freed = 0
-        for entry in self.suffixes_first([entry for entry in self.index if is_loose(entry, tier) and entry not in self.pins]):
-            copy = entry.copy_in(tier)
-            freed += 0 if copy is None else copy.length
-            self.evict(entry, tier, "room_out_of_order")
-            if freed >= 4 * length:
-                break
-        if freed == 0:
-            self._scan_would_fail.add(tier)
-        return freed > 0
-
-    def spare_gpu_room(self, length: int) -> Extent | None:
-        """Room in the GPU tier that costs no block its last copy."""
-        extent = self.gpu_arena.allocate(length)
-        while extent is None:
-            victim = self._gpu_twins.take()
-            if victim is None:
-                return None
-            self.evict(victim, Tier.GPU, "elsewhere_too")
-            extent = self.gpu_arena.allocate(length)
-        return extent
-
-    def coldest_on_gpu_alone(self) -> Entry | None:
-        """Not offered again by this: the caller moves it, evicts it, or offers it."""
-        return self._last_gpu_copies.take()
-
-    def coldest_in_host_alone(self) -> Entry | None:
-        """on_eviction: the next to be demoted, heads as well as tails, for nothing is lost; it is offered again when its move has ended."""
-        return None if self._undemoted_cold is None else self._undemoted_cold.take()
-
-    def evict_from_ssd(self) -> bool:
-        """Forgets the coldest SSD copy that may go; False: there is none. on_eviction: its copy in the host tier goes too, if it may:
-        as the coldest of both tiers it would be the next to be written to the SSD, and the next to go from there, for ever."""
-        reason, victim = "room", self._ssd_copies.take()
-        if victim is None:
-            reason, victim = "room_of_soft_pin", self._soft_ssd_copies.take()
-        if victim is None:
-            return False
-        self.evict(victim, Tier.SSD, reason)
-        if self._undemoted_cold is not None and _is_in_host_alone(victim):
-            self.evict(victim, Tier.HOST, reason)
-        return True
-
-    def evict_of_namespace(self, namespace: Namespace, wanted: int, *, at_most: int | None = None) -> None:
-        """Makes the namespace give back `wanted` bytes: copies that it has twice first, then the coldest on SSD, then the coldest in the
-        host tier, those with soft pins last; `at_most` so many copies. Cost: O(log n) each."""
-        queues = (
-            (self._gpu_twins, Tier.GPU),
-            (self._twins, Tier.HOST),
-            (self._ssd_copies, Tier.SSD),
-            (self._last_host_copies, Tier.HOST),
-            (self._last_gpu_copies, Tier.GPU),
-            (self._soft_ssd_copies, Tier.SSD),
-            (self._soft_host_copies, Tier.HOST),
-            (self._soft_gpu_copies, Tier.GPU),
-        )
-        goal = self.quota.used(namespace) - wanted
-        while self.quota.used(namespace) > goal and at_most != 0:
-            for queue, tier in queues:
-                victim = queue.take_of(namespace)
-                if victim is not None:
-                    self.evict(victim, tier, "quota")
-                    break
-            else:
-                return
-            at_most = None if at_most is None else at_most - 1
-
-    def suffixes_first(self, entries: list[Entry]) -> Iterator[Entry]:
-        """Coldest first, but none before its listed children, while the caller evicts what is given; then those whose children stay.
-        Cost: O(log n) each."""
-        waiting = dict.fromkeys(entries)
-        ready = [(entry.last_used, entry) for entry in entries if entry.children == 0]
-        heapify(ready)
-        while ready:
-            _, entry = heappop(ready)
-            del waiting[entry]
-            yield entry
-            parent = self.index.get(entry.key_space, entry.parent)
-            if parent is not None and parent.children == 0 and parent in waiting and not entry.listed:
-                heappush(ready, (parent.last_used, parent))
-        yield from sorted(waiting, key=lambda entry: (entry.last_used, -entry.index))
 
     def end_expired_leases(self, now: Nanos) -> None:
         ended, entries = self.leases.expire(now)
@@ -522,41 +336,3 @@ def first_identity(boot_id: BootId) -> int:
     """Start of the lease ids, write tokens and operation ids of this boot, so that one of an earlier boot matches nothing. 40 bits of the
     boot id above 24 bits of room to the next boot's start; never 0, below 2^63."""
     return (int.from_bytes(boot_id[:5], "little") >> 1 << 24) + 1
-
-
-def is_loose(entry: Entry, tier: Tier) -> bool:
-    """Has a READABLE copy there that nobody leases or holds."""
-    copy = entry.copy_in(tier)
-    return copy is not None and copy.state is _READABLE and copy.holds == 0 and entry.leases == 0
-
-
-def _is_spare_twin(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and (entry.readable_ssd or entry.readable_gpu)
-
-
-def _is_last_and_loose(entry: Entry) -> bool:
-    """Asked twice for every block that is evicted: no calls where its one copy is in the host tier."""
-    return (
-        entry.listed
-        and entry.state is _READABLE
-        and entry.children == 0
-        and entry.leases == 0
-        and entry.holds == 0
-        and ((entry.ssd is None and entry.gpu is None) or not entry.readable_beside(Tier.HOST))
-    )
-
-
-def _is_in_host_alone(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.HOST) and not entry.readable_ssd
-
-
-def _is_loose_on_ssd(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.SSD) and entry.children == 0
-
-
-def _is_spare_on_gpu(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.GPU) and entry.readable_beside(Tier.GPU)
-
-
-def _is_last_on_gpu(entry: Entry) -> bool:
-    return entry.listed and is_loose(entry, Tier.GPU) and entry.children == 0 and not entry.readable_beside(Tier.GPU)

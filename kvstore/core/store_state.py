@@ -26,6 +26,7 @@ from kvstore.core.listing import list_step, owned_block
 from kvstore.core.pins import PinnedBlock
 from kvstore.core.puts import Puts
 from kvstore.core.removals import Removals
+from kvstore.core.room import Room
 from kvstore.core.scrubs import Scrubs
 from kvstore.core.staging import Staging
 from kvstore.core.stock import Stock
@@ -83,26 +84,27 @@ class StoreState:
     def __init__(self, config: StoreConfig, *, boot_id: BootId, day_offset: Nanos = Nanos(0), policy: EvictionPolicy | None = None) -> None:
         """`day_offset`: what `now` lacks to the time since 1970; the ends of blocks are kept by the time of day."""
         stock = Stock(config, boot_id=boot_id, day_offset=day_offset, policy=policy)
+        room = Room(stock)
         self._stock = stock
         self.heat = StripeHeat()
         self._tiering = None
         if config.ssd is not None and stock.regions is not None:
-            self._tiering = Tiering(stock, config.ssd, stock.regions, report=self.stop_report)
-        self._gpu_tiering = None if config.gpu is None else GpuTiering(stock, config.gpu)
+            self._tiering = Tiering(stock, room, config.ssd, stock.regions, report=self.stop_report)
+        self._gpu_tiering = None if config.gpu is None else GpuTiering(stock, room, config.gpu)
         self._staging = None if config.has_host else Staging(stock, self._tiering, self._gpu_tiering)
-        self._puts = self._make_puts(stock)
+        self._puts = self._make_puts(stock, room)
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd, used=self._used)
-        self._wishes = Wishes(stock)
+        self._wishes = Wishes(stock, room)
         self._removals = Removals(stock, self._puts, self._tiering)
 
-    def _make_puts(self, stock: Stock) -> Puts:
+    def _make_puts(self, stock: Stock, room: Room) -> Puts:
         tiering, staging, ssd = self._tiering, self._staging, stock.config.ssd
         if staging is not None:
-            return Puts(stock, room_is_coming=staging.is_busy, patience=_PATIENCE_FOR_STAGING, durability=None, staging=staging)
+            return Puts(stock, room, room_is_coming=staging.is_busy, patience=_PATIENCE_FOR_STAGING, durability=None, staging=staging)
         if tiering is None or ssd is None:
-            return Puts(stock, room_is_coming=lambda: False, patience=Nanos(0), durability=None, staging=None)
-        return Puts(stock, room_is_coming=tiering.demotes_now, patience=ssd.patience, durability=tiering.durability, staging=None)
+            return Puts(stock, room, room_is_coming=lambda: False, patience=Nanos(0), durability=None, staging=None)
+        return Puts(stock, room, room_is_coming=tiering.demotes_now, patience=ssd.patience, durability=tiering.durability, staging=None)
 
     def handle(self, event: Event, now: Nanos) -> list[Instruction]:
         """`now` never goes back."""

@@ -24,6 +24,7 @@ from kvstore.core.recoder import Recoder, saved_bytes
 from kvstore.core.recovered import newest_records, region_header
 from kvstore.core.region import Region, RegionState, RegionTable, record_of
 from kvstore.core.region_writer import RegionWriter
+from kvstore.core.room import Room
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig, WritePolicy
@@ -65,9 +66,10 @@ class _Erasure:
 
 
 class Tiering:
-    def __init__(self, stock: Stock, config: SsdConfig, regions: RegionTable, *, report: Callable[[], StopReport]) -> None:
+    def __init__(self, stock: Stock, room: Room, config: SsdConfig, regions: RegionTable, *, report: Callable[[], StopReport]) -> None:
         """`report`: how far a stop has come, for its answer."""
         self._stock = stock
+        self._room = room
         self._config = config
         self._regions = regions
         self._writer = RegionWriter(stock, config, regions)
@@ -191,7 +193,7 @@ class Tiering:
             or stock.quota.missing(entry.key_space.namespace, entry.ssd.length)
         ):
             return
-        extent = stock.spare_host_room(entry.ssd.length, entry.key_space.namespace)
+        extent = self._room.spare_in_host(entry.ssd.length, entry.key_space.namespace)
         if extent is not None:
             self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
 
@@ -320,12 +322,13 @@ class Tiering:
 
     def _demote_coldest(self) -> None:
         """on_eviction: keeps a sixteenth of the host tier, or the largest payload, free or free for the taking."""
-        stock = self._stock
+        stock, candidates = self._stock, self._stock.candidates.undemoted_cold
+        assert candidates is not None
         margin = min(max(stock.arena.capacity // 16, stock.largest_payload), stock.arena.capacity // 2)
         while self._may_demote_more:
             if stock.arena.used - stock.twin_bytes - self._demoting_bytes - self._recoder.demoting_bytes <= stock.arena.capacity - margin:
                 return
-            entry = stock.coldest_in_host_alone()
+            entry = candidates.take()
             if entry is None:
                 return
             if not self._worth_demoting(entry):
@@ -375,7 +378,7 @@ class Tiering:
         left = _EVICTIONS_PER_PUMP
         while self._emptying is None and left > 0:
             for _ in range(1 + regions.sealed_regions // 64):
-                left = left - 1 if self._stock.evict_from_ssd() else 0
+                left = left - 1 if self._room.evict_from_ssd() else 0
             self._emptying = regions.choose_victim(min_dead_share=share)
 
     def _relocate(self, region: Region) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kvstore.core.events.wishes import AnswerPin, AnswerQuota, AnswerUnpin, PinKind, PinRequested, PinStatus, QuotaRequested, UnpinRequested
 from kvstore.core.index import Entry
 from kvstore.core.pins import HARD_SHARE, MAX_PIN_TTL, Pin, PinnedBlock
+from kvstore.core.room import Room
 from kvstore.core.stock import Stock
 from kvstore.units import Bytes, Nanos
 
@@ -15,8 +16,9 @@ _PER_TICK = 256
 
 
 class Wishes:
-    def __init__(self, stock: Stock) -> None:
+    def __init__(self, stock: Stock, room: Room) -> None:
         self._stock = stock
+        self._room = room
 
     def pin(self, event: PinRequested) -> None:
         """Cost: O(blocks + pins)."""
@@ -80,6 +82,6 @@ class Wishes:
         for entry in stock.pins.expire(stock.today, at_most=_PER_TICK):
             stock.offer(entry)
         for namespace in list(stock.quota.over):
-            stock.evict_of_namespace(namespace, stock.quota.missing(namespace, 0), at_most=_PER_TICK)
+            self._room.evict_of_namespace(namespace, stock.quota.missing(namespace, 0), at_most=_PER_TICK)
             if not stock.quota.missing(namespace, 0):
                 del stock.quota.over[namespace]
