@@ -22,6 +22,7 @@ MAX_STOPS = 4
 MAX_STOP_TOKENS = 64
 MAX_STOP_CHARACTERS = 1_000
 MAX_SEED_MAGNITUDE = 1 << 63
+MAX_PRIORITY = 8
 _TOKEN_ID = re.compile(r"[0-9]{1,20}")
 
 _COMMON_NO_OPS: dict[str, tuple[Any, ...]] = {
@@ -57,6 +58,8 @@ class StreamOptions(_Request):
 class LarderOptions(_Request):
     return_token_ids: bool = False
     """Adds `token_ids` to each choice, so that answers can be compared token by token."""
+    priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
+    """Larger goes first where requests wait; each step is a head start of bounded length, so nobody waits for ever."""
 
 
 class GenerationRequest(_Request):
@@ -122,6 +125,10 @@ class GenerationRequest(_Request):
     @property
     def return_token_ids(self) -> bool:
         return self.larder is not None and self.larder.return_token_ids
+
+    @property
+    def priority(self) -> int:
+        return 0 if self.larder is None else self.larder.priority
 
     @property
     def choices(self) -> int:

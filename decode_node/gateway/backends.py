@@ -103,6 +103,7 @@ class GrpcDecodeBackend:
             stop_token_ids=call.stop_token_ids,
             ignore_eos=call.ignore_eos,
             top_logprobs=call.top_logprobs,
+            priority=call.priority,
             recoded=call.recoded,
         )
         stream = self._stub.Generate(_inputs(request, call.published))
@@ -159,9 +160,10 @@ class GrpcPrefillBackend:
 
     @asynccontextmanager
     async def prefill(
-        self, *, request_id: str, namespace: Namespace, token_ids: Sequence[int]
+        self, *, request_id: str, namespace: Namespace, token_ids: Sequence[int], priority: int
     ) -> AsyncIterator[AsyncIterator[PrefillProgress]]:
-        stream = self._stub.Prefill(prefill_pb2.PrefillRequest(request_id=request_id, namespace=namespace, token_ids=token_ids))
+        request = prefill_pb2.PrefillRequest(request_id=request_id, namespace=namespace, token_ids=token_ids, priority=priority)
+        stream = self._stub.Prefill(request)
         try:
             yield self._progress(stream)
         finally:

@@ -64,7 +64,8 @@ class Choices:
         for other in others:
             usage["completion_tokens"] += other["completion_tokens"]
             usage["total_tokens"] += other["completion_tokens"]
-            usage["larder"]["failovers"] += other["larder"]["failovers"]
+            for count in ("failovers", "moves"):
+                usage["larder"][count] += other["larder"][count]
             for longest in ("max_gap_ms", "notice_ms", "takeover_ms"):
                 usage["larder"][longest] = max(usage["larder"][longest], other["larder"][longest])
             usage["larder"]["decode_nodes"] += other["larder"]["decode_nodes"]

@@ -29,7 +29,7 @@ class ServedModel:
     identity: ModelIdentity
     block_tokens: int
     max_positions: int
-    """Prompt and answer together."""
+    """Prompt and answer together, on each of those that answer: any of them may have to go on with an answer."""
 
 
 class FleetHealth(NamedTuple):
@@ -110,13 +110,17 @@ class Fleet:
     def served(self) -> ServedModel | None:
         """None until a decode node has answered. Stays when all of them are gone: the next one is expected to serve the same.
 
-        Changes only when every decode node that answers serves something else; then to what most of them serve.
+        The model changes only when every decode node that answers serves something else; then to what most of them serve.
         """
         loads = [node.load for node in self.decode.nodes.values() if node.load is not None and node.answers]
-        if loads and not any(self._is_served(load.identity) for load in loads):
+        if loads:
             counts = Counter(load.identity for load in loads)
-            chosen = max(loads, key=lambda load: (counts[load.identity], load.identity))
-            self._served = ServedModel(identity=chosen.identity, block_tokens=chosen.block_tokens, max_positions=chosen.max_positions)
+            chosen = max(loads, key=lambda load: (self._is_served(load.identity), counts[load.identity], load.identity))
+            self._served = ServedModel(
+                identity=chosen.identity,
+                block_tokens=chosen.block_tokens,
+                max_positions=min(load.max_positions for load in loads if load.identity == chosen.identity),
+            )
         return self._served
 
     @property
@@ -130,6 +134,10 @@ class Fleet:
             for node, load, suspect in self.decode.open_nodes()
             if load.identity == identity
         ]
+
+    def has_room_beyond(self, tokens: int, *, identity: ModelIdentity) -> bool:
+        """Some decode node could hold a sequence of more than `tokens` tokens."""
+        return any(load.identity == identity and load.max_positions > tokens for _, load, _ in self.decode.open_nodes())
 
     def prefill_candidates(self, identity: ModelIdentity) -> list[PrefillCandidate]:
         return [

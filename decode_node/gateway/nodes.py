@@ -73,6 +73,8 @@ class GenerateCall:
     """End the answer like the model's own end token, ignore_eos or not."""
     top_logprobs: int | None = None
     """None: no logprobs; else each token comes with its own and so many of the likeliest."""
+    priority: int = 0
+    """Larger goes first."""
     recoded: bool = False
     """A node before had re-coded blocks for these tokens: other nodes may use such too, and else must not."""
     published: PublishedPrefix | None = None
@@ -158,7 +160,7 @@ class PrefillBackend(Protocol):
     async def load(self, *, timeout: Nanos) -> PrefillLoad: ...
 
     def prefill(
-        self, *, request_id: str, namespace: Namespace, token_ids: Sequence[int]
+        self, *, request_id: str, namespace: Namespace, token_ids: Sequence[int], priority: int
     ) -> AbstractAsyncContextManager[AsyncIterator[PrefillProgress]]:
         """Progress until the last message with `done`. Leaving the context cancels the work on the node."""
         ...

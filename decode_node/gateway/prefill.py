@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from decode_node.gateway.fleet import Fleet, PrefillNode
@@ -74,6 +75,7 @@ class PrefillStage:
         block_tokens: int,
         identity: ModelIdentity,
         published: PublishedPrefix,
+        priority: int,
     ) -> PrefillReport:
         """Return when all full blocks of the prompt are in the store, or cannot get there; `published` follows, and is over then.
 
@@ -88,6 +90,7 @@ class PrefillStage:
                 block_tokens=block_tokens,
                 identity=identity,
                 published=published,
+                priority=priority,
             )
         finally:
             published.end()
@@ -102,6 +105,7 @@ class PrefillStage:
         block_tokens: int,
         identity: ModelIdentity,
         published: PublishedPrefix,
+        priority: int,
     ) -> PrefillReport:
         tried: list[NodeId] = []
         cached_blocks: int | None = None
@@ -119,7 +123,10 @@ class PrefillStage:
             progress = _Progress(published)
             try:
                 with node.busy(tokens=uncached):
-                    await self._attempt(node, f"{request_id}-p{len(tried)}", namespace, token_ids, uncached, progress)
+                    opened = node.backend.prefill(
+                        request_id=f"{request_id}-p{len(tried)}", namespace=namespace, token_ids=token_ids, priority=priority
+                    )
+                    await self._attempt(node, opened, progress)
                 node.on_call_succeeded()
                 return PrefillReport(attempted=True, cached_blocks=progress.cached_blocks if cached_blocks is None else cached_blocks)
             except LarderError as error:
@@ -133,11 +140,11 @@ class PrefillStage:
         return PrefillReport(attempted=bool(tried), cached_blocks=cached_blocks or 0)
 
     async def _attempt(
-        self, node: PrefillNode, request_id: str, namespace: Namespace, token_ids: Sequence[int], uncached: int, progress: _Progress
+        self, node: PrefillNode, opened: AbstractAsyncContextManager[AsyncIterator[PrefillProgress]], progress: _Progress
     ) -> None:
         """One node's try. Raises Unavailable also when it stops answering polls, or stalls beyond what its load explains."""
         patience = self._patience(node)
-        async with node.backend.prefill(request_id=request_id, namespace=namespace, token_ids=token_ids) as stream:
+        async with opened as stream:
             while True:
                 message = await self._next_message(stream, node, patience)
                 progress.note(message)

@@ -104,13 +104,14 @@ class GatewayService:
             ignore_eos=bool(request.ignore_eos),
             stop_token_ids=request.stop_token_ids or (),
             top_logprobs=request.asked_logprobs,
+            priority=request.priority,
         )
 
         def open_answer(index: int, begun: asyncio.Event) -> Answer:
             @asynccontextmanager
             async def prepare() -> AsyncIterator[Preparation]:
                 if index == 0:
-                    async with self._prepared(prompt, namespace=namespace, request_id=request_id) as preparation:
+                    async with self._prepared(prompt, base) as preparation:
                         yield preparation
                 else:
                     await begun.wait()
@@ -223,42 +224,43 @@ class GatewayService:
         return request.longest_answer
 
     @asynccontextmanager
-    async def _prepared(self, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> AsyncIterator[Preparation]:
+    async def _prepared(self, prompt: TokenizedPrompt, request: SessionRequest) -> AsyncIterator[Preparation]:
         """What there is of the prompt, with the prefill stage going on until the context is left."""
         if not self.fleet.decode_candidates(prompt.served.identity):
             raise Unavailable("no decode node is there to serve this; try again later")
         if not self.fleet.has_store:
             yield Preparation()
             return
-        cached_blocks = await self._probe(KeySpace(namespace, prompt.served.identity.layout), prompt.chain)
+        cached_blocks = await self._probe(KeySpace(request.namespace, prompt.served.identity.layout), prompt.chain)
         uncached_tokens = (len(prompt.chain) - cached_blocks) * prompt.served.block_tokens
         decode_at = self._prefill.decode_at(uncached_tokens=uncached_tokens, identity=prompt.served.identity)
         if decode_at is not None:
             self._affinity.remember(prompt.chain, decode_at)
         preparation = Preparation(cached_blocks=cached_blocks, published=PublishedPrefix())
-        stage = asyncio.ensure_future(self._prefill_stage(preparation, prompt, namespace=namespace, request_id=request_id))
+        stage = asyncio.ensure_future(self._prefill_stage(preparation, prompt, request))
         try:
             yield preparation
         finally:
             stage.cancel()
             await asyncio.gather(stage, return_exceptions=True)
 
-    async def _prefill_stage(self, preparation: Preparation, prompt: TokenizedPrompt, *, namespace: Namespace, request_id: str) -> None:
+    async def _prefill_stage(self, preparation: Preparation, prompt: TokenizedPrompt, request: SessionRequest) -> None:
         block_tokens, published = prompt.served.block_tokens, preparation.published
         assert published is not None
         try:
             report = await self._prefill.run(
-                request_id=request_id,
-                namespace=namespace,
+                request_id=request.request_id,
+                namespace=request.namespace,
                 token_ids=prompt.token_ids,
                 cached_tokens=preparation.cached_blocks * block_tokens,
                 block_tokens=block_tokens,
                 identity=prompt.served.identity,
                 published=published,
+                priority=request.priority,
             )
         except Exception:
             # The answer does not depend on it.
-            logger.exception("request %s: the prefill stage raised", request_id)
+            logger.exception("request %s: the prefill stage raised", request.request_id)
             return
         preparation.cached_blocks = max(preparation.cached_blocks, report.cached_blocks)
         preparation.prefilled = report.attempted
@@ -275,6 +277,10 @@ class GatewayService:
             return 0
 
 
+_LEAST_TOP_P = 1e-6
+"""Of a smaller share the likeliest token alone has more, in every vocabulary there is."""
+
+
 def _prompt_field(request: Prompt) -> str:
     return "messages" if isinstance(request, ChatCompletionRequest) or request.prompt is None else "prompt"
 
@@ -286,7 +292,7 @@ def _prompt_too_long(request: Prompt, *, limit: int, has: str) -> HttpFailure:
 
 def _sampling(request: Generation) -> Sampling:
     """OpenAI's defaults. Without a seed one is drawn here, so that a successor node draws the same numbers."""
-    greedy = request.top_p == 0  # the smallest set that holds any probability is the likeliest token
+    greedy = request.top_p is not None and request.top_p < _LEAST_TOP_P
     return Sampling(
         temperature=0.0 if greedy else 1.0 if request.temperature is None else request.temperature,
         top_k=max(0, request.top_k or 0),

@@ -54,6 +54,7 @@ class SessionRequest:
     stop_token_ids: Sequence[int] = ()
     top_logprobs: int | None = None
     """None: no logprobs; else so many of the likeliest beside each token's own."""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +162,7 @@ class Session:
             ignore_eos=request.ignore_eos,
             stop_token_ids=request.stop_token_ids,
             top_logprobs=request.top_logprobs,
+            priority=request.priority,
             recoded=self.story.recoded,
             published=published,
         )
@@ -185,12 +187,19 @@ class Session:
                             self._metrics.moves.inc()
                             return
                     elif isinstance(event, FinishedOut):
+                        if event.reason is FinishReason.LENGTH and self._could_be_longer():
+                            raise AttemptFailed(FailoverReason.INCOMPLETE, Unavailable("no room for the rest of the answer"))
                         node.on_call_succeeded()
                         self.finish_reason = event.reason
                         return
                     else:
                         self.story.recoded |= event.recoded
                         self.story.loaded = self.story.loaded or event
+
+    def _could_be_longer(self) -> bool:
+        """A node of a smaller pool ends an answer where that is full; another one may go on."""
+        asked = len(self.transcript.generated_token_ids) < self.request.max_tokens
+        return asked and self._fleet.has_room_beyond(len(self.transcript), identity=self.request.identity)
 
     async def _next_event(self, watched: WatchedStream) -> PrefixLoaded | TokenOut | FinishedOut:
         try:

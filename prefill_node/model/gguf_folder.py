@@ -49,6 +49,11 @@ def write_folder(gguf: Path, folder: Path) -> None:
     architecture = str(field.contents()) if field else "unknown"
     if architecture not in _ARCHITECTURES:
         raise ConfigError(f"model: {gguf.name} has architecture {architecture!r}; supported are {', '.join(_ARCHITECTURES)}")
+    scaling = reader.get_field(f"{architecture}.rope.scaling.type")
+    if scaling is not None and scaling.contents() != "none":  # the transformers reader leaves it out without a word
+        raise ConfigError(
+            f"model: {gguf.name} scales its positions ({scaling.contents()}), which is read from Hugging Face folders only: use one"
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = AutoConfig.from_pretrained(str(gguf.parent), gguf_file=gguf.name, local_files_only=True)

@@ -93,6 +93,9 @@ def _check_supported(config: Any, path: Path) -> None:
     used = getattr(config, "use_sliding_window", True) or "sliding_attention" in (getattr(config, "layer_types", None) or ())
     if window is not None and used and window < config.max_position_embeddings:
         raise ConfigError(f"model: {path} attends in a sliding window of {window} tokens, which block sharing does not support")
+    # The whole sequence's length decides how its first tokens are rotated: they would be other blocks as it grows.
+    if (rope := dict(getattr(config, "rope_parameters", None) or {}).get("rope_type")) == "longrope":
+        raise ConfigError(f"model: {path} rotates positions by {rope!r}, which changes the blocks of a sequence as it grows")
 
 
 def _rope(config: Any) -> tuple[tuple[str, str], ...]:

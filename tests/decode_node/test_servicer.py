@@ -17,6 +17,7 @@ from decode_node.servicer import DecodeServicer
 from kvstore.core.view import Role
 from kvstore.rpc.server import bind, make_server
 from kvstore.units import milliseconds
+from prefill_node.engine.request import EngineRequest, EventSink, SamplingParams
 from prefill_node.servicer import PrefillServicer
 
 
@@ -80,6 +81,45 @@ def test_a_prompt_is_prefilled_published_fetched_and_answered(cluster: Callable[
                 rest = decoder.Generate(asking(request(prompt, sampling=sampling, generated_token_ids=tokens[:2])))
                 again = [event.token.token_id async for event in rest if event.WhichOneof("event") == "token"]
                 assert tokens[:2] + again == tokens
+
+    asyncio.run(main())
+
+
+def test_every_option_of_a_request_reaches_the_engine(cluster: Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            decode = await c.add("decode-1", Role.DECODE)
+            engine_requests: list[EngineRequest] = []
+            submit = decode.engine.submit
+
+            def noted(asked: EngineRequest, sink: EventSink) -> None:
+                engine_requests.append(asked)
+                submit(asked, sink)
+
+            decode.engine.submit = noted
+            options = {
+                "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.125, "presence_penalty": 0.25, "frequency_penalty": -0.5,
+                "repetition_penalty": 1.5, "seed": 2**63,
+            }  # fmt: skip
+            async with served(c, decode) as decoder:
+                sampling = decode_pb2.Sampling(logit_bias={9: -1.5, 7: 2.0}, **options)
+                asked = request([5, 6, 7], generated_token_ids=[8], sampling=sampling, stop_token_ids=[11], top_logprobs=3, priority=-2)
+                events = [event async for event in decoder.Generate(asking(asked))]
+                await to_the_end(decoder.Generate(asking(request([5, 6], generated_token_ids=[7], ignore_eos=False, recoded=True))))
+            first, second = engine_requests
+            assert first.sampling == SamplingParams(logit_bias=((7, 2.0), (9, -1.5)), **options)
+            assert (list(first.token_ids), first.first_output, first.max_new_tokens) == ([5, 6, 7, 8], 3, 5)
+            assert (first.stop_token_ids, first.top_logprobs, first.priority, first.as_sealed) == ({11}, 3, -2, True)
+            assert second.sampling == SamplingParams(top_p=0.0)
+            assert (second.stop_token_ids, second.top_logprobs, second.priority) == (decode.model.eos_token_ids, None, 0)
+            assert not second.as_sealed
+            tokens = [event.token for event in events if event.WhichOneof("event") == "token"]
+            assert tokens
+            for token in tokens:
+                likeliest = list(token.logprobs.top_logprobs)
+                assert likeliest == sorted(likeliest, reverse=True)
+                assert len(set(token.logprobs.top_token_ids)) == len(likeliest) == 3
+                assert token.logprobs.logprob <= likeliest[0] < 0
 
     asyncio.run(main())
 

@@ -156,6 +156,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         self.only_heartbeats_from: int | None = None
         """From this position on the node lives, but no token comes."""
         self.refusal: LarderError | None = None
+        self.max_positions = MAX_POSITIONS
+        """An answer ends where this is reached."""
 
     def _register(self, server: Any) -> None:
         decode_pb2_grpc.add_DecodeServiceServicer_to_server(self, server)
@@ -206,6 +208,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             if self.script is not None and position >= len(self.script):
                 yield decode_pb2.GenerateEvent(finished=decode_pb2.Finished(reason=decode_pb2.FINISH_REASON_STOP))
                 return
+            if len(prompt) + position >= self.max_positions:
+                break
             if self.before_token is not None:
                 self.before_token(position)
             if self.token_pause_s:
@@ -254,7 +258,7 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
             running=self.streams,
             model_digest=self.digest,
             block_tokens=BLOCK_TOKENS,
-            max_positions=MAX_POSITIONS,
+            max_positions=self.max_positions,
         )
 
 

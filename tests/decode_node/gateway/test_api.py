@@ -83,7 +83,8 @@ def test_an_unknown_field_is_named_with_the_nearest_known_one() -> None:
         ("temperature", 2.1), ("temperature", "hot"), ("temperature", float("nan")), ("top_p", 1.1), ("top_p", -1), ("top_k", 1.5),
         ("top_k", -2), ("seed", 1.5), ("seed", 1 << 64), ("stream", "yes"), ("stream", 1), ("stop", 5), ("stop", [1]), ("stop", [""]),
         ("stop", ""), ("stop", ["a", "b", "c", "d", "e"]), ("stop", "x" * 1001), ("ignore_eos", "no"), ("model", 5),
-        ("larder", {"nope": 1}), ("n", 0), ("n", 17), ("n", True), ("min_p", 1.1), ("min_p", -0.1), ("presence_penalty", 2.1),
+        ("larder", {"nope": 1}), ("larder", {"priority": 9}), ("larder", {"priority": -9}), ("larder", {"priority": "high"}),
+        ("n", 0), ("n", 17), ("n", True), ("min_p", 1.1), ("min_p", -0.1), ("presence_penalty", 2.1),
         ("frequency_penalty", -2.1), ("repetition_penalty", 0), ("repetition_penalty", 11), ("logit_bias", [1]), ("logit_bias", {"x": 1}),
         ("logit_bias", {"-1": 1}), ("logit_bias", {"5": 101}), ("logit_bias", {"5": True}),
         ("logit_bias", dict.fromkeys(map(str, range(1025)), 1)),
@@ -104,6 +105,10 @@ def test_sampling_options_are_taken_as_they_are() -> None:
     assert (asked.choices, asked.min_p, asked.repetition_penalty, asked.stop_token_ids, asked.asked_logprobs) == (3, 0.1, 1.2, [7], 5)
     assert completion(logit_bias={"50": -100, "7": 0.5}).logit_bias == {50: -100.0, 7: 0.5}
     assert completion().choices == 1
+
+
+def test_a_priority_is_0_unless_asked_for() -> None:
+    assert (completion().priority, chat(larder={}).priority, chat(larder={"priority": -8}).priority) == (0, 0, -8)
 
 
 def test_logprobs_of_a_chat_are_a_switch_and_a_number() -> None:

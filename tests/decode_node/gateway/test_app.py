@@ -148,18 +148,20 @@ def test_what_the_node_is_asked_for(serving) -> None:
         await kitchen.complete("x", temperature=0, top_k=5, top_p=0.5, seed=-1, ignore_eos=True, max_tokens=3)
         await kitchen.complete("x", seed=None, max_tokens=None)
         await kitchen.complete("x", seed=None, top_p=0, top_k=-1)
+        await kitchen.complete("x", seed=None, top_p=1e-50, larder={"priority": -2})
         await kitchen.complete(
             "x", min_p=0.25, presence_penalty=0.5, frequency_penalty=-1, repetition_penalty=1.5, logit_bias={"5": 2}, stop_token_ids=[9]
         )
-        first, second, third, fourth = (request for node in kitchen.decode for request in node.requests)
+        first, second, third, nearly, fourth = (request for node in kitchen.decode for request in node.requests)
         sampling = first.sampling
         assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed) == (0.0, 5, 0.5, 2**64 - 1)
-        assert (first.ignore_eos, first.max_tokens, first.namespace) == (True, 3, "default")
+        assert (first.ignore_eos, first.max_tokens, first.namespace, first.priority) == (True, 3, "default", 0)
         assert (second.sampling.temperature, second.sampling.top_p) == (1.0, 1.0)
         assert second.max_tokens == 511
         assert second.sampling.seed != third.sampling.seed
         assert (third.sampling.temperature, third.sampling.top_k) == (0.0, 0)
         assert (third.sampling.min_p, third.sampling.repetition_penalty, third.HasField("top_logprobs")) == (0.0, 1.0, False)
+        assert (nearly.sampling.temperature, nearly.sampling.top_p, nearly.priority) == (0.0, 1.0, -2)
         asked = fourth.sampling
         assert (asked.min_p, asked.presence_penalty, asked.frequency_penalty, asked.repetition_penalty) == (0.25, 0.5, -1.0, 1.5)
         assert (dict(asked.logit_bias), list(fourth.stop_token_ids)) == ({5: 2.0}, [9])
@@ -435,6 +437,18 @@ def test_a_node_of_another_model_is_not_used(serving) -> None:
         assert any("decode-0 serves another model" in sentence for sentence in fleet.health().degraded)
 
     serving(scenario, decode_nodes=3)
+
+
+def test_the_context_is_what_every_decode_node_can_hold(serving) -> None:
+    async def scenario(kitchen) -> None:
+        kitchen.decode[1].max_positions = 64
+        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 64, "its poll says so")
+        assert (await kitchen.http.get("/v1/models")).json()["data"][0]["max_model_len"] == 64
+        refused = await kitchen.complete("x", max_tokens=64)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert (await kitchen.complete("x", max_tokens=63)).status_code == 200
+
+    serving(scenario)
 
 
 def test_sessions_spread_over_the_decode_nodes(serving) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import openai
 
 from decode_node.gateway.choices import seed_of_choice
+from kvstore.core.view import MemberState
 
 LONG = "a prompt that is long enough for a prefill node of its own"
 
@@ -47,6 +48,21 @@ def test_a_client_that_leaves_stops_all_choices(serving) -> None:
             await anext(lines)
             await kitchen.until(lambda: sum(node.streams for node in kitchen.decode) == 4, "all choices stream")
         await kitchen.until(lambda: sum(node.streams for node in kitchen.decode) == 0, "no choice streams any more")
+
+    serving(scenario)
+
+
+def test_the_usage_of_all_choices_counts_the_moves_of_each(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.token_pause_s = 0.005
+        answer = asyncio.ensure_future(kitchen.complete(n=2, max_tokens=300))
+        await kitchen.until(lambda: sum(node.streams for node in kitchen.decode) == 2, "both choices stream")
+        kitchen.refresh_view({node.node_id: MemberState.DRAINING for node in kitchen.decode if node.streams})
+        for node in kitchen.decode:
+            node.token_pause_s = 0.001
+        usage = (await answer).json()["usage"]
+        assert (usage["larder"]["moves"], usage["larder"]["failovers"], usage["completion_tokens"]) == (2, 0, 600)
 
     serving(scenario)
 

@@ -183,6 +183,25 @@ def test_a_gateway_that_stood_still_itself_blames_no_node(serving) -> None:
     serving(scenario)
 
 
+def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> None:
+    async def scenario(kitchen) -> None:
+        def shrink(node) -> None:
+            node.max_positions = 20
+
+        break_at(kitchen, 5, shrink)
+        text, _, reason, usage = await streamed(kitchen)
+        assert (text, reason, usage["completion_tokens"]) == (kitchen.expected_text("tell me", 1, 30), "length", 30)
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
+        await kitchen.decode[1].kill()
+        kitchen.decode.pop()
+        kitchen.refresh_view()
+        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 20, "the small one alone is left")
+        _, token_ids, reason, _ = await streamed(kitchen, max_tokens=None)
+        assert (len(token_ids), reason) == (13, "length")
+
+    serving(scenario)
+
+
 def test_tokens_beyond_the_longest_answer_are_not_taken(serving) -> None:
     async def scenario(kitchen) -> None:
         kitchen.decode[0].beyond_max = True

@@ -15,7 +15,8 @@ assert len(PROMPT) == 40  # 10 blocks of 4 byte tokens
 
 def test_a_cold_prompt_is_prefilled_and_the_decode_node_is_told_of_each_block(serving) -> None:
     async def scenario(kitchen) -> None:
-        response = await kitchen.complete(PROMPT)
+        response = await kitchen.complete(PROMPT, larder={"priority": 3})
+        assert [node.priority for node in kitchen.prefill[0].requests] == [3]
         told = next(node.published[0] for node in kitchen.decode if node.published)
         assert told == sorted(set(told))
         assert told[-1] == 10

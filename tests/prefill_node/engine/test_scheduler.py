@@ -161,6 +161,52 @@ def test_a_higher_priority_goes_first_and_ageing_bounds_how_long():
     assert order(device.add(4, 1, priority=1)) > order(old)
 
 
+def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones():
+    """There is always room for another short one, and never for the long one beside them."""
+    device = Device()
+    for first in range(3):
+        device.add(8, 4, first_token=100 * first)
+    device.step()
+    long = device.add(40, 1, first_token=1000)
+    for step in range(40):
+        device.add(8, 4, first_token=2000 + 100 * step)
+        device.step()
+    assert long in device.ended
+
+
+def test_when_the_pool_is_full_the_last_of_several_is_the_first_to_give_its_blocks_back():
+    device = Device()
+    running = [device.add(12, 12, first_token=100 * first) for first in range(3)]
+    preempted = []
+    while not preempted:
+        preempted += device.step().preempted
+    assert preempted == running[2:]
+
+
+def test_one_that_only_waits_gives_its_blocks_to_one_that_runs_wherever_they_stand():
+    device = Device()
+    device.add(16, 0)
+    device.step()
+    runs = device.add(20, 24, first_token=1000)
+    device.step()
+    waits = device.add(36, 1, priority=1)  # it holds the first four blocks, and there is no room for the rest
+    for _ in range(40):
+        device.step()
+    assert waits.state is SequenceState.ENDED
+    assert runs.generated == 24
+    assert device.ended[1:] == [runs, waits]
+
+
+def test_the_room_of_a_sequence_that_fetches_is_not_given_away():
+    device = Device()
+    fetching = device.add(40, 1, refetch=True, fetchable=9)
+    assert device.step().fetches == [fetching]
+    device.add(12, 1, first_token=1000)
+    assert device.step().tokens == 0
+    device.fetch(fetching)
+    assert [span.sequence for span in device.step().rows] == [fetching]
+
+
 def test_when_the_pool_is_full_the_last_in_the_order_gives_its_blocks_back_and_ends_later():
     device = Device()
     first = device.add(20, 8)

@@ -81,6 +81,12 @@ def test_a_sliding_window_is_refused_unless_it_never_slides(copied):
     assert load_model(copied(model_type="mistral", sliding_window=4096, architectures=["MistralForCausalLM"])).layout.layers == 3
 
 
+def test_positions_that_depend_on_the_length_of_the_sequence_are_refused(copied):
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8, "original_max_position_embeddings": 64}
+    with pytest.raises(ConfigError, match="'longrope', which changes the blocks of a sequence as it grows"):
+        load_model(copied(rope_parameters={"rope_type": "longrope", "rope_theta": 10000.0, "factor": 4.0, **factors}))
+
+
 def test_an_impossible_device_or_dtype_is_refused(tiny_folder):
     with pytest.raises(ConfigError, match="device"):
         load_model(tiny_folder(), device="tpu9")

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFWriter
+from gguf import GGUFWriter, RopeScalingType
 from safetensors.torch import load_file
 
 from kvstore.errors import ConfigError
@@ -23,7 +23,7 @@ PARTS = (
 )
 
 
-def write_tiny_gguf(folder, path, *, architecture):
+def write_tiny_gguf(folder, path, *, architecture, rope_scaling=None):
     """The tiny model in `folder` as llama.cpp would store it: names of its own, and a llama's rotary halves interleaved."""
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
@@ -39,6 +39,9 @@ def write_tiny_gguf(folder, path, *, architecture):
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(config["head_dim"])
+    if rope_scaling is not None:
+        writer.add_rope_scaling_type(rope_scaling)
+        writer.add_rope_scaling_factor(4.0)
     writer.add_vocab_size(config["vocab_size"])
     vocab = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
     writer.add_tokenizer_model("gpt2")
@@ -100,6 +103,14 @@ def test_a_gguf_file_with_biases_or_head_norms_gives_the_same_logits(architectur
     tokens = torch.arange(3, 40)[None]
     ours, theirs = (load_model(path).module(tokens).logits for path in (folder, original))
     assert torch.equal(ours, theirs)
+
+
+def test_a_gguf_file_that_scales_its_positions_is_refused(tiny_folder, tmp_path):
+    scaled = write_tiny_gguf(tiny_folder("qwen2"), tmp_path / "Long.gguf", architecture="qwen2", rope_scaling=RopeScalingType.YARN)
+    with pytest.raises(ConfigError, match=r"Long\.gguf scales its positions \(yarn\)"):
+        resolve_model(str(scaled), cache_dir=tmp_path)
+    plain = write_tiny_gguf(tiny_folder("qwen2"), tmp_path / "Plain.gguf", architecture="qwen2", rope_scaling=RopeScalingType.NONE)
+    assert resolve_model(str(plain), cache_dir=tmp_path).is_dir()
 
 
 def test_processes_that_start_together_share_one_conversion(tiny_gguf, tmp_path):
