@@ -14,7 +14,15 @@ from random import Random
 from sim.describe import describe
 from sim.followers import Followers
 from sim.media import Media, checksum_of
-from sim.node_invariants import check_accounting, check_leased, check_listing, check_quiet, check_suffixes_first, check_tiers
+from sim.node_invariants import (
+    check_accounting,
+    check_leased,
+    check_listing,
+    check_quiet,
+    check_suffixes_first,
+    check_tiers,
+    moves_under_way,
+)
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
@@ -304,9 +312,7 @@ class SimulatedNode:
 
     def _begin_life(self, instruction: CopyExtent) -> None:
         """A put leaves staging: should the node crash now, the block may be found though nobody was told."""
-        tiering = self.state._tiering if instruction.target.tier is Tier.SSD else self.state._gpu_tiering
-        assert tiering is not None
-        entry = tiering._moves[instruction.operation].entry
+        entry = moves_under_way(self.state)[instruction.operation].entry
         key = entry.key_space, entry.hash
         ttl = self.ttls[key]
         self.ends[key] = self.first_ends[key] = self.now + ttl if ttl else 0
