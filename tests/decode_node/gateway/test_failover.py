@@ -235,6 +235,35 @@ def test_several_failovers_in_one_stream(serving) -> None:
     serving(scenario, decode_nodes=3)
 
 
+def test_every_successor_is_told_of_re_coded_blocks_that_any_node_before_had(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.fail_at, second.recoded = {5: Unavailable("dies")}, {10: Unavailable("dies")}, True
+        third.fail_at = {15: Unavailable("dies")}
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert [request.recoded for node in kitchen.decode for request in node.requests[:1]] == [False, False, True]
+        assert [request.recoded for node in kitchen.decode for request in node.requests[1:]] == [True]
+        for node in kitchen.decode:
+            node.requests.clear()
+        await kitchen.complete()
+        assert [request.recoded for node in kitchen.decode for request in node.requests] == [False], "another answer"
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_a_node_that_refuses_a_prompt_that_another_took_is_left(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.refusal = {5: Unavailable("dies")}, InvalidRequest("too long for my pool")
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1", "decode-2"]
+        assert len(third.requests) == 1
+
+    serving(scenario, decode_nodes=3)
+
+
 def test_a_character_and_a_stop_string_that_span_the_seam_come_out_right(serving) -> None:
     """The answer is cut at every byte in turn: no broken character, and the stop string is found wherever the seam lies."""
     answer = "你好🙂，世界END之后"
