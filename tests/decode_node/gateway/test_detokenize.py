@@ -68,6 +68,13 @@ def test_any_split_of_any_text_gives_the_text(text: str, data: st.DataObject) ->
     assert "".join(got) == text
 
 
+def test_half_a_character_before_the_text_is_not_a_part_of_it() -> None:
+    """Byte tokens: the prompt ended in the middle of a character, and what comes does not end it."""
+    before, after = list("你好".encode())[:-1], list("a 好".encode())
+    detokenizer = Detokenizer(bytewise, context=before)
+    assert "".join([*map(detokenizer.push, after), detokenizer.flush()]) == "a 好"
+
+
 def test_an_unfinished_character_is_held_until_the_end_of_the_answer() -> None:
     detokenizer = Detokenizer(bytewise)
     first, second, _ = "你".encode()

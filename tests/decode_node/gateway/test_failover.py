@@ -195,9 +195,11 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
         await kitchen.decode[1].kill()
         kitchen.decode.pop()
         kitchen.refresh_view()
-        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 20, "the small one alone is left")
-        _, token_ids, reason, _ = await streamed(kitchen, max_tokens=None)
-        assert (len(token_ids), reason) == (13, "length")
+        kitchen.decode[0].max_positions = 512
+        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 512, "it has grown, and is alone")
+        break_at(kitchen, 5, shrink)
+        _, token_ids, reason, _ = await streamed(kitchen)
+        assert (len(token_ids), reason) == (13, "length"), "nobody could go on"
 
     serving(scenario)
 
