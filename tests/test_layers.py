@@ -114,3 +114,13 @@ def test_every_package_is_listed_for_the_build() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
     there = {module_of(path) for package in PACKAGES for path in (ROOT / package).rglob("__init__.py")}
     assert there <= listed, f"not listed in pyproject.toml: {sorted(there - listed)}"
+
+
+def test_whatever_a_test_defines_inside_itself_it_uses() -> None:
+    """An inner coroutine that nobody runs is a test that cannot fail."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for function in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+            if isinstance(function, ast.FunctionDef) and function.name.startswith("test_"):
+                inner = [node for node in function.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+                used = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+                assert used.issuperset(node.name for node in inner), f"{path.relative_to(ROOT)}: {function.name}"

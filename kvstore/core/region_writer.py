@@ -13,6 +13,9 @@ from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig
 from kvstore.units import Nanos
 
+Erased = Callable[[bool], None]
+"""Told once whether a record was voided on the medium."""
+
 
 class RegionWriter:
     def __init__(self, stock: Stock, config: SsdConfig, regions: RegionTable) -> None:
@@ -45,7 +48,7 @@ class RegionWriter:
 
         self._write(region, RegionWriteReason.OPEN, 0, encode_region_header(region.header), on_outcome)
 
-    def erase(self, region: Region, record: RecoveredRecord, erased: Callable[[bool], None]) -> None:
+    def erase(self, region: Region, record: RecoveredRecord, erased: Erased) -> None:
         """Voids one record on the medium and in the footer. `erased(ok)` is called once, when both are down or one failed."""
         if region.state is RegionState.DROPPING:
             region.waiting_for_footer.append(erased)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 
 from kvstore.core.candidates import is_loose, suffixes_first
+from kvstore.core.erasures import Erasures
 from kvstore.core.events.notes import NoteKind
 from kvstore.core.events.removals import AnswerDelete, AnswerEvict, DeleteRequested, EvictRequested
 from kvstore.core.index import Entry
 from kvstore.core.puts import Puts
 from kvstore.core.stock import Stock
-from kvstore.core.tiering import Tiering
 from kvstore.ids import RequestId
 from kvstore.units import Bytes
 
@@ -26,10 +26,10 @@ class _Deletion:
 
 
 class Removals:
-    def __init__(self, stock: Stock, puts: Puts, tiering: Tiering | None) -> None:
+    def __init__(self, stock: Stock, puts: Puts, erasures: Erasures | None) -> None:
         self._stock = stock
         self._puts = puts
-        self._tiering = tiering
+        self._erasures = erasures
 
     def delete(self, event: DeleteRequested) -> None:
         stock = self._stock
@@ -41,7 +41,7 @@ class Removals:
                 stock.unlist(entry)
             withdrawn = self._puts.withdraw(event.key_space, block)
             deletion.deleted[at] = entry is not None or withdrawn
-            if self._tiering is not None and self._tiering.erase(event.key_space, block, partial(self._erased, deletion, at)):
+            if self._erasures is not None and self._erasures.erase(event.key_space, block, partial(self._erased, deletion, at)):
                 deletion.waiting += 1
         self._done(deletion)
 

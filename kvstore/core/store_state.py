@@ -96,7 +96,7 @@ class StoreState:
         self._scrubs = Scrubs(stock)
         self._gets = Gets(stock, check_copy=self._scrubs.check, hit_on_ssd=self._hit_on_ssd, used=self._used)
         self._wishes = Wishes(stock, room)
-        self._removals = Removals(stock, self._puts, self._tiering)
+        self._removals = Removals(stock, self._puts, None if self._tiering is None else self._tiering.erasures)
 
     def _make_puts(self, stock: Stock, room: Room) -> Puts:
         tiering, staging, ssd = self._tiering, self._staging, stock.config.ssd

@@ -8,61 +8,32 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
-from kvstore.core.copies import Copy, CopyEvent, CopyState
+from kvstore.core.copies import Copy
 from kvstore.core.durability import Durability, Settled
-from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
-from kvstore.core.events.notes import NoteKind
+from kvstore.core.erasures import Erasures
+from kvstore.core.events.moves import CopyReason
 from kvstore.core.events.regions import RegionsRecovered
 from kvstore.core.events.stop import AnswerStop, StopReport
 from kvstore.core.extent import Extent, Tier
 from kvstore.core.index import Entry
-from kvstore.core.manifest import HEADER_BYTES, encode_record_header
-from kvstore.core.recoder import Recoder, saved_bytes
-from kvstore.core.recovered import newest_records, region_header
-from kvstore.core.region import Region, RegionState, RegionTable, record_of
+from kvstore.core.recoder import Recoder
+from kvstore.core.recovered import restock
+from kvstore.core.region import Region, RegionState, RegionTable
 from kvstore.core.region_writer import RegionWriter
 from kvstore.core.room import Room
+from kvstore.core.ssd_moves import SsdMoves
 from kvstore.core.staged_put import StagedPut
 from kvstore.core.stock import Stock
 from kvstore.core.store_config import SsdConfig, WritePolicy
-from kvstore.ids import BlockHash, Generation, KeySpace, OperationId, RequestId, RungCode
+from kvstore.ids import KeySpace, RequestId
 from kvstore.units import Nanos
 
-Erased = Callable[[bool], None]
-
-_DONE_NOTES = {
-    CopyReason.DEMOTE: NoteKind.DEMOTED,
-    CopyReason.PROMOTE: NoteKind.PROMOTED,
-    CopyReason.RELOCATE: NoteKind.RELOCATED,
-}
 _MOVES_OF_A_STOP = 4
 """Times as many moves as usual: nobody reads any more, and small records need many to a sync."""
 _EVICTIONS_PER_PUMP = 256
 """So that one event never stalls the others for long: some milliseconds."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Move:
-    entry: Entry
-    source: Copy
-    target: Copy
-    reason: CopyReason
-    erased: Erased | None = None
-    """Its block is being deleted: the record is erased as soon as it is written."""
-    staged: StagedPut | None = None
-    """PLACE: the put whose block will be listed."""
-
-
-class _Erasure:
-    """All erasures under way of one key's records. Deletes of that key wait for all of them, whoever asked first."""
-
-    def __init__(self) -> None:
-        self.left = 0
-        self.ok = True
-        self.waiting: list[Erased] = []
 
 
 class Tiering:
@@ -73,8 +44,6 @@ class Tiering:
         self._config = config
         self._regions = regions
         self._writer = RegionWriter(stock, config, regions)
-        self._moves: dict[OperationId, _Move] = {}
-        self._erasures: dict[tuple[KeySpace, BlockHash], _Erasure] = {}
         self._emptying: Region | None = None
         self._ready = False
         self._report = report
@@ -83,46 +52,19 @@ class Tiering:
         self.kept: list[int] = []
         """Lengths of the blocks that a stop has put on the SSD so far."""
         self._durable = Durability(config.durable_within)
-        self._recoder = Recoder(stock, given_up=partial(self._durable.settle, durable=False))
-        self._demoting_bytes = 0
+        given_up = partial(self._durable.settle, durable=False)
+        self._recoder = Recoder(stock, given_up=given_up)
+        self._moves = SsdMoves(stock, regions, self._writer, demoted=self._demoted, given_up=given_up)
+        self.erasures = Erasures(regions, self._writer, self._moves)
         share = 0.0 if config.write_policy is WritePolicy.WRITE_THROUGH else config.demote_above
         self._demote_from = int(share * stock.arena.capacity)
 
     # --- the doors ----------------------------------------------------------------------------------------------------------------------
 
     def recover(self, event: RegionsRecovered) -> None:
-        stock, regions = self._stock, self._regions
         assert not self._ready
-        assert not len(stock.index)
         self._ready = True
-        for found in event.regions:
-            if found.unreadable:
-                regions.recover_unreadable(found.region)
-                continue
-            end = max((record.offset + HEADER_BYTES + record.length for record in found.records), default=HEADER_BYTES)
-            cursor = min(end, regions.region_bytes) if found.sealed else regions.region_bytes
-            regions.recover(region_header(found, region_bytes=regions.region_bytes), cursor=cursor, footer_stale=not found.sealed)
-        live, superseded = newest_records(event.regions)
-        for number, record in superseded:
-            regions.add_dead(record, region=number)
-        for number, record in live:
-            stock.last_ssd_generation = max(stock.last_ssd_generation, record.generation)
-            if 0 < record.expires_at <= stock.today:
-                regions.add_dead(record, region=number)
-                continue
-            entry = Entry(
-                key_space=record.key_space,
-                block=record.block,
-                length=record.length,
-                checksum=record.checksum,
-                expires_at=record.expires_at,
-            )
-            extent = Extent(Tier.SSD, number, record.offset, record.length, Generation(record.generation))
-            regions[number].unfreed += 1
-            copy = stock.take_room(record.key_space, extent, CopyState.READABLE, checksum=record.checksum, rung=record.rung)
-            stock.add_copy(entry, copy)
-            stock.list_entry(entry)
-        stock.note(NoteKind.RECOVERED, "restart", tier=Tier.SSD, payload_bytes=sum(record.length for _, record in live))
+        restock(self._stock, self._regions, event)
 
     def stop(self, request_id: RequestId, *, within: Nanos | None) -> None:
         """From now on everything in the host tier is worth demoting, the hottest first, but no block before its head: whenever the time is
@@ -164,10 +106,10 @@ class Tiering:
         """Writes it to the SSD. False: there is no room yet; the next step towards it is under way, or nothing can go now."""
         entry = staged.entry
         source = staged.source
-        if len(self._moves) >= self._most_moves or not self._has_room(entry.key_space, source.length, last_resort=False):
+        if len(self._moves.under_way) >= self._most_moves or not self._has_room(entry.key_space, source.length, last_resort=False):
             return False
         staged.starts()
-        self._start(entry, source, self._record_room(entry.key_space, source.length), CopyReason.PLACE, staged=staged)
+        self._moves.start(entry, source, self._record_room(entry.key_space, source.length), CopyReason.PLACE, staged=staged)
         return True
 
     def demotes_now(self) -> bool:
@@ -175,8 +117,9 @@ class Tiering:
         stock = self._stock
         if not self._ready or stock.now < self._writer.paused_until or self._stop is not None:
             return False
-        demoting = any(move.reason is CopyReason.DEMOTE for move in self._moves.values()) or self._recoder.demotions
-        return bool(demoting) or bool(stock.undemoted and (self._moves or len(stock.region_writes)))
+        if self._moves.demotions or self._recoder.demotions:
+            return True
+        return bool(stock.undemoted and (self._moves.under_way or len(stock.region_writes)))
 
     def hit(self, entry: Entry) -> None:
         """A lease reads the block from SSD. Promotes it if it has earned that and room costs no block its last copy."""
@@ -188,49 +131,14 @@ class Tiering:
             or entry.host is not None
             or entry.ssd is None
             or entry.move is not None
-            or len(self._moves) >= self._config.max_moves
+            or len(self._moves.under_way) >= self._config.max_moves
             or not stock.admission.promotes(entry)
             or stock.quota.missing(entry.key_space.namespace, entry.ssd.length)
         ):
             return
         extent = self._room.spare_in_host(entry.ssd.length, entry.key_space.namespace)
         if extent is not None:
-            self._start(entry, entry.ssd, extent, CopyReason.PROMOTE)
-
-    def erase(self, key_space: KeySpace, block: BlockHash, erased: Erased) -> bool:
-        """Voids every record of an unlisted block on the medium, also one that is being written. False: there is none, and `erased` is
-        not called; else it is called once, later, with whether it all went well."""
-        key = key_space, block
-        erasure = self._erasures.get(key) or _Erasure()
-        part_erased = partial(self._part_erased, key, erasure)
-        for region, record in self._regions.take_dead(key_space, block):
-            erasure.left += 1
-            self._writer.erase(region, record, part_erased)
-        for region in self._regions.unread:
-            erasure.left += 1
-            region.waiting_for_footer.append(part_erased)
-        for move in self._moves.values():
-            if (
-                move.target.tier is Tier.SSD
-                and move.erased is None
-                and (move.entry.key_space, move.entry.hash) == key
-                and not move.entry.listed
-            ):
-                erasure.left += 1
-                move.erased = part_erased
-        if erasure.left == 0:
-            return False
-        self._erasures[key] = erasure
-        erasure.waiting.append(erased)
-        return True
-
-    def _part_erased(self, key: tuple[KeySpace, BlockHash], erasure: _Erasure, ok: bool) -> None:
-        erasure.ok &= ok
-        erasure.left -= 1
-        if erasure.left == 0:
-            del self._erasures[key]
-            for erased in erasure.waiting:
-                erased(erasure.ok)
+            self._moves.start(entry, entry.ssd, extent, CopyReason.PROMOTE)
 
     # --- the pump -----------------------------------------------------------------------------------------------------------------------
 
@@ -240,7 +148,7 @@ class Tiering:
         self._durable.sweep(now)
         while stock.spoiled:
             key_space, block = stock.spoiled.pop()
-            self.erase(key_space, block, lambda ok: None)
+            self.erasures.erase(key_space, block, lambda ok: None)
         if not self._ready or now < self._writer.paused_until:
             return
         self._writer.step_changed()
@@ -251,7 +159,7 @@ class Tiering:
             self._relocate(self._emptying)
         self._demote()
         self._writer.step_changed()
-        if self._stop is not None and not self._moves and not len(self._recoder) and not stock.undemoted and self._writer.quiet():
+        if self._stop is not None and not self._moves.under_way and not len(self._recoder) and not stock.undemoted and self._writer.quiet():
             stock.say(AnswerStop(request_id=self._stop, report=self._report()))
             self._stop = None
 
@@ -274,7 +182,7 @@ class Tiering:
                 return
             del stock.undemoted[entry]
             self._write(entry, entry, CopyReason.DEMOTE)
-        if self._stop is not None and not stock.undemoted and not self._moves and not len(self._recoder):
+        if self._stop is not None and not stock.undemoted and not self._moves.under_way and not len(self._recoder):
             self._regions.fill()
 
     def _write_ready(self) -> None:
@@ -286,7 +194,7 @@ class Tiering:
                 extent = self._record_room(entry.key_space, recoding.length)
                 source.hold()
                 self._recoder.end(recoding)
-                self._start(
+                self._moves.start(
                     entry, source, extent, recoding.reason, checksum=recoding.checksum, rung=recoding.rung, recoded=recoding.recoded
                 )
                 source.unhold()
@@ -310,11 +218,16 @@ class Tiering:
         if rung is not None:
             self._recoder.start(entry, source, rung, reason)
         else:
-            self._start(entry, source, self._record_room(entry.key_space, source.length), reason)
+            self._moves.start(entry, source, self._record_room(entry.key_space, source.length), reason)
+
+    def _demoted(self, entry: Entry, length: int) -> None:
+        self._durable.settle(entry, durable=True)
+        if self._stop is not None:
+            self.kept.append(length)
 
     @property
     def _may_demote_more(self) -> bool:
-        return len(self._moves) + self._recoder.demotions < self._most_moves
+        return len(self._moves.under_way) + self._recoder.demotions < self._most_moves
 
     @property
     def _most_moves(self) -> int:
@@ -326,7 +239,8 @@ class Tiering:
         assert candidates is not None
         margin = min(max(stock.arena.capacity // 16, stock.largest_payload), stock.arena.capacity // 2)
         while self._may_demote_more:
-            if stock.arena.used - stock.twin_bytes - self._demoting_bytes - self._recoder.demoting_bytes <= stock.arena.capacity - margin:
+            leaving = stock.twin_bytes + self._moves.demoting_bytes + self._recoder.demoting_bytes
+            if stock.arena.used - leaving <= stock.arena.capacity - margin:
                 return
             entry = candidates.take()
             if entry is None:
@@ -385,7 +299,7 @@ class Tiering:
         """Moves what lives out of the region. Leases do not hinder it: they are served from the new copy, and reads under way hold the
         old one."""
         for copy, entry in list(region.live.items()):
-            if len(self._moves) + self._recoder.relocations >= self._config.max_moves:
+            if len(self._moves.under_way) + self._recoder.relocations >= self._config.max_moves:
                 return
             if entry.move is not None:
                 continue
@@ -396,109 +310,3 @@ class Tiering:
                     self._stock.evict(entry, Tier.SSD, "no_room_to_relocate")
             else:
                 return
-
-    # --- one move -----------------------------------------------------------------------------------------------------------------------
-
-    def _start(
-        self,
-        entry: Entry,
-        source: Copy,
-        extent: Extent,
-        reason: CopyReason,
-        *,
-        staged: StagedPut | None = None,
-        checksum: int | None = None,
-        rung: RungCode | None = None,
-        recoded: OperationId | None = None,
-    ) -> None:
-        """`checksum` and `rung` are those of the source unless it was recoded."""
-        if staged is None:
-            source.hold()
-        checksum = source.checksum if checksum is None else checksum
-        rung = source.rung if rung is None else rung
-        target = self._stock.take_room(entry.key_space, extent, CopyState.WRITING, checksum=checksum, rung=rung)
-        move = _Move(entry=entry, source=source, target=target, reason=reason, staged=staged)
-        operation = self._stock.moves.start(lambda outcome: self._finish(operation, outcome))
-        self._moves[operation] = move
-        entry.move = operation
-        if reason is CopyReason.DEMOTE:
-            self._demoting_bytes += source.length
-        header = b""
-        if target.tier is Tier.SSD:
-            region = self._regions[target.region].header
-            assert region is not None
-            header = encode_record_header(record_of(entry, target), nonce=region.nonce)
-        self._stock.say(
-            CopyExtent(
-                operation=operation,
-                reason=reason,
-                source=source.extent,
-                target=extent,
-                checksum=checksum,
-                header=header,
-                recoded=recoded,
-            )
-        )
-
-    def _finish(self, operation: OperationId, outcome: CopyOutcome) -> None:
-        stock, move = self._stock, self._moves.pop(operation)
-        entry, source, target = move.entry, move.source, move.target
-        entry.move = None
-        if move.reason is CopyReason.DEMOTE:
-            self._demoting_bytes -= source.length
-        doomed = operation in stock.doomed_moves
-        stock.doomed_moves.discard(operation)
-        if target.tier is Tier.SSD:
-            self._regions.write_ended(target)
-        if move.staged is not None:
-            self._finish_staged(move, move.staged, outcome)
-            return
-        replaces = move.reason is CopyReason.RELOCATE
-        saved = saved_bytes(source, target)
-        useless = replaces and (source.state is not CopyState.READABLE or (saved and entry.leases))
-        if outcome is CopyOutcome.OK and not doomed and not useless:
-            target.on(CopyEvent.FILLED)
-            if replaces:
-                stock.replace_ssd_copy(entry, target)
-            else:
-                stock.add_copy(entry, target)
-            stock.note(_DONE_NOTES[move.reason], "done", entry, target.tier)
-            if saved:
-                stock.note(NoteKind.STEPPED_DOWN, move.reason, payload_bytes=saved, tier=target.tier)
-            if move.reason is CopyReason.DEMOTE:
-                self._durable.settle(entry, durable=True)
-                if self._stop is not None:
-                    self.kept.append(source.length)
-        else:
-            self._durable.settle(entry, durable=False)
-            self._undo(move, outcome)
-        if outcome is CopyOutcome.SOURCE_CORRUPT:
-            stock.quarantine(entry, source, "checksum")
-        elif outcome is CopyOutcome.SOURCE_FAILED:
-            stock.quarantine(entry, source, "io_error")
-        stock.unhold(entry, source)
-
-    def _finish_staged(self, move: _Move, staged: StagedPut, outcome: CopyOutcome) -> None:
-        if outcome is CopyOutcome.OK and not staged.doomed:
-            move.target.on(CopyEvent.FILLED)
-            staged.placed(move.target)
-        else:
-            self._undo(move, outcome)
-            staged.failed(outcome)
-
-    def _undo(self, move: _Move, outcome: CopyOutcome) -> None:
-        stock, entry, target = self._stock, move.entry, move.target
-        target.on(CopyEvent.FILL_FAILED)
-        if outcome is not CopyOutcome.OK:
-            stock.note(NoteKind.COPY_FAILED, outcome, entry, target.tier)
-        if target.tier is Tier.SSD:
-            record = record_of(entry, target)
-            if move.erased is not None:
-                self._writer.erase(self._regions[target.region], record, move.erased)
-            else:
-                self._regions.add_dead(record, region=target.region)
-            if outcome is CopyOutcome.TARGET_FAILED:
-                self._writer.pause()
-                if move.reason is CopyReason.DEMOTE and entry.listed and entry.readable_host:
-                    stock.want_demotion(entry)
-        stock.give_back(entry.key_space, target)

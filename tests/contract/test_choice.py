@@ -10,7 +10,9 @@ import pytest
 
 from kvstore.client import ClientConfig, StoreClient
 from kvstore.errors import ConfigError
+from kvstore.ids import Epoch
 from kvstore.node.config import ShmAccess
+from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.channel import ChannelPool
 from kvstore.transport import AutoTransport, Peer, TransportKind
 from kvstore.transport.ucx_worker import ucx_obstacle
@@ -103,6 +105,42 @@ def test_a_restarted_node_is_reached_again_by_all_of_them(run: Any, serving: Any
                 again.client, other = kept, again.client
                 assert await again.read(refs, sizes) == ["ok"] * 5
                 again.client = other
+            await kept.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", TransportKind)
+def test_a_restart_that_no_view_tells_of_gives_nobody_foreign_bytes(
+    kind: TransportKind, run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any, right: Any
+) -> None:
+    """It is back at the same ports before its lease in the registry is over, with other blocks where those of the old leases lay."""
+    sizes = [100_000] * 5
+    refs = chain(sizes)
+    by_this = dataclasses.replace(client_config, transports=(kind.value,), verify_mapped=False)
+
+    async def test() -> None:
+        async with serving(kind.value, ssd_path=None) as store:
+            await store.put(refs, sizes)
+            ports = {"port": store.server.port, "data_port": store.server._doors.port}
+            views = StaticViews(store.views.view)
+            kept = StoreClient(views, replicas=1, config=by_this)
+            lease = await kept.acquire_prefix(key_space, refs)
+            held = [block async for block in kept.read(lease, in_place=True)]
+            assert all(right(block.payload, refs[block.index], sizes[0]) for block in held)
+        async with serving(kind.value, ssd_path=None, **ports) as again:
+            await again.put(refs[::-1], sizes)
+            for told in (False, True):
+                if told:
+                    views.replace(dataclasses.replace(again.views.view, epoch=Epoch(views.view.epoch + 1)))
+                async for block in kept.read(lease, in_place=True):
+                    assert block.payload is None or right(block.payload, refs[block.index], sizes[0]), "foreign bytes"
+                async with await kept.acquire_prefix(key_space, refs) as fresh:
+                    found = [block async for block in kept.read(fresh, in_place=True)]
+                    assert all(block.payload is None or right(block.payload, refs[block.index], sizes[0]) for block in found)
+            assert [block.reason for block in found] == ["ok"] * 5, "with the view that tells of it"
+            assert all(right(block.payload, refs[block.index], sizes[0]) for block in held), "memory of the old node, as long as it is held"
+            await lease.release()
             await kept.close()
 
     run(test())

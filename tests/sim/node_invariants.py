@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from itertools import pairwise
+from typing import Any
 
 from sim.media import Media
 
@@ -13,12 +14,18 @@ from kvstore.core.events.notes import Note
 from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.core.index import Entry
 from kvstore.core.store_state import StoreState
-from kvstore.ids import AS_SEALED, BlockHash, KeySpace
+from kvstore.ids import AS_SEALED, BlockHash, KeySpace, OperationId
 
 _SERVING = (CopyState.READABLE, CopyState.RECLAIMING)
 
 Written = Mapping[tuple[KeySpace, BlockHash], Set[int]]
 """Checksums of all payloads that anybody ever wrote, by key."""
+
+
+def moves_under_way(state: StoreState) -> Mapping[OperationId, Any]:
+    """Of both tierings: each has an entry, a source and a target."""
+    to_gpu = {} if state._gpu_tiering is None else state._gpu_tiering._moves
+    return {**({} if state._tiering is None else state._tiering._moves.under_way), **to_gpu}
 
 
 def all_copies(state: StoreState) -> list[Copy]:
@@ -38,11 +45,10 @@ def all_copies(state: StoreState) -> list[Copy]:
     for recoding in () if state._tiering is None else state._tiering._recoder._recodings.values():
         entries[recoding.entry] = None
         found[recoding.source] = None
-    for tiering in (state._tiering, state._gpu_tiering):
-        for move in () if tiering is None else tiering._moves.values():
-            entries[move.entry] = None
-            found[move.source] = None
-            found[move.target] = None
+    for move in moves_under_way(state).values():
+        entries[move.entry] = None
+        found[move.source] = None
+        found[move.target] = None
     for entry in entries:
         found.update(dict.fromkeys(entry.copies))
     for reservation in stock.reservations._by_key.values():

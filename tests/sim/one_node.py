@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 from sim.describe import describe
+from sim.followers import Followers
 from sim.media import Media, checksum_of
-from sim.node_invariants import check_accounting, check_leased, check_listing, check_quiet, check_suffixes_first, check_tiers
+from sim.node_invariants import (
+    check_accounting,
+    check_leased,
+    check_listing,
+    check_quiet,
+    check_suffixes_first,
+    check_tiers,
+    moves_under_way,
+)
 
 from kvstore.core.admission import AdmissionConfig
 from kvstore.core.chain import chain_of, root_hash
@@ -152,6 +161,7 @@ class SimulatedNode:
         self.deleting = {}
         self.stopped = False
         self.next_request = 0
+        self.followers: Followers | None = None
         if self.media.disk:
             self.disk_stutters = self.faults and self.boots > 1 and self.rng.random() < 0.2
             found = self.media.recover(unreadable=0.3 if self.disk_stutters else 0.0)
@@ -160,6 +170,8 @@ class SimulatedNode:
                 end = max(1, record.expires_at - DAY_OFFSET) if record.expires_at else 0
                 self.first_ends[record.key_space, record.block.hash] = end
             self.hand_in(found)
+        self.followers = Followers(self.state, boot_id=self.boot_id, now=lambda: self.now)
+        self.followers.begin()
 
     def _step_down_rules(self) -> tuple[StepDownRule, ...]:
         """Two rungs, one coarser than the other."""
@@ -202,6 +214,7 @@ class SimulatedNode:
     def hand_in(self, event: Event) -> None:
         self.log.append(f"{self.now / 1e9:.3f} {describe(event)}")
         self.evicted_now: list[Note] = []
+        notes: list[Note] = []
         hard = {
             (pinned.key_space, pinned.hash)
             for pinned in self.state.pins()
@@ -210,10 +223,15 @@ class SimulatedNode:
         for instruction in self.state.handle(event, self.now):
             self.log.append(f"    -> {describe(instruction)}")
             self._take(instruction)
+            if isinstance(instruction, Note):
+                notes.append(instruction)
             match instruction:
                 case Note(kind=NoteKind.EVICTED, key_space=KeySpace() as key_space, block=BlockRef() as block):
                     gone = self.state._stock.index.get(key_space, block.hash) is None
                     assert not (gone and (key_space, block.hash) in hard), "a hard pinned block was evicted"
+        if self.followers is not None and notes:
+            self.followers.note(notes)
+            self.followers.check()
         self.check()
 
     def _take(self, instruction: Instruction) -> None:
@@ -294,9 +312,7 @@ class SimulatedNode:
 
     def _begin_life(self, instruction: CopyExtent) -> None:
         """A put leaves staging: should the node crash now, the block may be found though nobody was told."""
-        tiering = self.state._tiering if instruction.target.tier is Tier.SSD else self.state._gpu_tiering
-        assert tiering is not None
-        entry = tiering._moves[instruction.operation].entry
+        entry = moves_under_way(self.state)[instruction.operation].entry
         key = entry.key_space, entry.hash
         ttl = self.ttls[key]
         self.ends[key] = self.first_ends[key] = self.now + ttl if ttl else 0

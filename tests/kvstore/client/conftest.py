@@ -65,6 +65,8 @@ class Fault:
 class Counts:
     calls: dict[str, int] = field(default_factory=dict)
     corrupt_reported: list[bytes] = field(default_factory=list)
+    blocks_asked: int = 0
+    """Of all reads."""
 
 
 class ReferenceStore(store_pb2_grpc.StoreServiceServicer):
@@ -199,6 +201,7 @@ class ReferenceStore(store_pb2_grpc.StoreServiceServicer):
         return store_pb2.AcquirePrefixResponse(lease_id=lease_id, lease_ttl_ms=self.lease_ttl_ms, blocks=blocks)
 
     async def ReadPayloads(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        self.counts.blocks_asked += len(request.hashes)
         await self._enter("ReadPayloads")
         for item, block in enumerate(request.hashes):
             if self.fault.reads_break_after is not None and item >= self.fault.reads_break_after:

@@ -490,6 +490,7 @@ def test_a_read_never_asks_for_more_than_its_consumer_leaves_room_for(
                 async for block in cluster.client.read(lease):
                     blocks[block.index] = bytes(block.payload)
                     await asyncio.sleep(0.002)
+                    assert sum(store.counts.blocks_asked for store in cluster.stores) <= len(blocks) + 2
                 assert blocks == {ref.index: payload(ref) for ref in chain}
 
     run(test())

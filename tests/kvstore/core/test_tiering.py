@@ -9,8 +9,7 @@ from kvstore.core.events.gets import ReadFinished, ReadOutcome, ReadStatus
 from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
 from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.events.questions import AnswerLocate, LocateRequested
-from kvstore.core.events.regions import RecoveredRecord, RecoveredRegion, RegionsRecovered, RegionWriteReason, WriteRegion
-from kvstore.core.events.removals import AnswerDelete, DeleteRequested
+from kvstore.core.events.regions import RecoveredRecord, RegionWriteReason, WriteRegion
 from kvstore.core.events.stop import AnswerStop, StopRequested
 from kvstore.core.extent import Tier
 from kvstore.core.manifest import HEADER_BYTES, decode_record_header
@@ -26,10 +25,6 @@ def tiers(node, space, *blocks: BlockRef) -> list[tuple[Tier, ...]]:
     hashes = tuple(block.hash for block in blocks)
     answer = node.ask(LocateRequested(request_id=node.request(), key_space=space, hashes=hashes), AnswerLocate)
     return [place.tiers for place in answer.places]
-
-
-def delete(node, space, *blocks: BlockRef) -> None:
-    node.send(DeleteRequested(request_id=node.request(), key_space=space, hashes=tuple(block.hash for block in blocks)))
 
 
 def held(node, kind: type, reason: object) -> list:
@@ -259,117 +254,7 @@ def test_the_same_tokens_of_another_tenant_are_a_miss_in_every_tier(ssd_node: Ca
         assert node.acquire(*blocks, space=other).lease_id == 0
 
 
-# --- delete ---------------------------------------------------------------------------------------------------------------------------
-
-
-def test_a_key_removed_during_its_demotion_does_not_come_back_as_disk_only(ssd_node: Callable, chain: Callable, space) -> None:
-    node, (block,) = ssd_node(4), chain(1)
-    node.put(block)
-    node.written()
-    (copy,) = held(node, CopyExtent, CopyReason.DEMOTE)
-    delete(node, space, block)
-    assert node.present(block) == (False,)
-    assert not [i for i in node.said if isinstance(i, AnswerDelete)], "the slow write may still leave a record behind"
-    node.copied()
-    assert node.present(block) == (False,)
-    (erase,) = held(node, WriteRegion, RegionWriteReason.ERASE)
-    assert erase.offset == copy.target.offset - HEADER_BYTES
-    node.finish_io()
-    assert node.only(node.said, AnswerDelete).deleted == (True,)
-    assert node.state.status().tiers[0].used == 0
-    assert node.state.status().tiers[1].used == 0
-
-
-def test_a_delete_is_answered_when_its_record_is_erased_and_says_so_when_it_could_not_be(
-    ssd_node: Callable, chain: Callable, space
-) -> None:
-    for ok in (True, False):
-        node, (block,) = ssd_node(4), chain(1)
-        node.put(block)
-        node.finish_io()
-        delete(node, space, block)
-        assert not [i for i in node.said if isinstance(i, AnswerDelete)]
-        assert node.only(node.written(ok=ok), AnswerDelete).deleted == (ok,)
-
-
-def test_a_second_delete_waits_for_the_erasure_that_the_first_began(ssd_node: Callable, chain: Callable, space) -> None:
-    node, (block,) = ssd_node(4), chain(1)
-    node.put(block)
-    node.finish_io()
-    delete(node, space, block)
-    node.reserve(block)
-    delete(node, space, block)
-    assert not [i for i in node.said if isinstance(i, AnswerDelete)]
-    assert len([i for i in node.written() if isinstance(i, AnswerDelete)]) == 2
-
-
-def test_a_delete_erases_older_records_of_the_block_too(ssd_node: Callable, chain: Callable, space) -> None:
-    """An evicted record is still on the medium. Deleting the block put anew must not leave it for the next restart."""
-    node, (block, other) = ssd_node(4, region_pages=64), chain(2)
-    node.put(other, block)
-    node.finish_io()
-    node.state._stock.evict(node.state._stock.index.get(space, block.hash), Tier.SSD, "room")
-    node.state._stock.evict(node.state._stock.index.get(space, block.hash), Tier.HOST, "room")
-    node.put(block)
-    node.finish_io()
-    delete(node, space, block)
-    assert len(held(node, WriteRegion, RegionWriteReason.ERASE)) == 2
-
-
-# --- restart and stop -----------------------------------------------------------------------------------------------------------------
-
-
-def records_of(node) -> tuple[RecoveredRegion, ...]:
-    found = []
-    for region in node.state._stock.regions:
-        if region.header is not None:
-            records = tuple(node.state._stock.regions.footer_records(region))
-            found.append(RecoveredRegion(region.number, region.header.sequence, region.header.nonce, True, records))
-    return tuple(found)
-
-
-def test_a_restart_lists_what_is_on_the_ssd_and_its_records_do_not_collide_with_new_ones(
-    ssd_node: Callable, chain: Callable, space
-) -> None:
-    before, blocks = ssd_node(8), chain(6)
-    before.put(*blocks)
-    before.finish_io()
-    after = ssd_node(8, boot=2)
-    after = type(after)(after.state._stock.config, boot=2)
-    # A driver hands in an empty disk by itself; this one gets the records.
-    fresh = type(after.state)(after.state._stock.config, boot_id=b"2" * 16)
-    after.state, after.held = fresh, []
-    after.send(RegionsRecovered(regions=records_of(before)))
-    assert after.present(*blocks) == (True,) * 6
-    assert tiers(after, space, *blocks) == [(Tier.SSD,)] * 6
-    assert all(item.status is ReadStatus.OK for item in after.read(after.acquire(*blocks).lease_id, *blocks).items)
-    assert after.put(blocks[0]) == [ReserveStatus.EXISTS]
-    highest = max(record.generation for region in records_of(before) for record in region.records)
-    after.put(*chain(1, start=70))
-    after.finish_io()
-    assert after.state._stock.index.get(space, chain(1, start=70)[0].hash).ssd.generation > highest
-
-
-def test_a_region_that_a_restart_cannot_read_is_voided_before_it_is_used(ssd_node: Callable, chain: Callable, space) -> None:
-    """Else what is deleted meanwhile would be back when the next restart can read it."""
-    unreadable = RecoveredRegion(region=2, sequence=0, nonce=b"", sealed=False, records=(), unreadable=True)
-    node = ssd_node(8)
-    node = type(node)(node.state._stock.config, recovered=(unreadable,))
-    regions = node.state._stock.regions
-    assert regions.free_regions == 3
-    (void,) = held(node, WriteRegion, RegionWriteReason.DROP)
-    assert (void.region, void.offset, void.data) == (2, 0, bytes(PAGE))
-    node.written(ok=False)
-    assert regions.free_regions == 3
-    node.wait(seconds(10))
-    assert held(node, WriteRegion, RegionWriteReason.DROP), "tried again"
-    (block,) = chain(1)
-    node.put(block)
-    delete(node, space, block)
-    assert not [i for i in node.said if isinstance(i, AnswerDelete)], "its record may lie there"
-    while regions.unread:
-        node.written()
-    assert node.only(node.said, AnswerDelete).deleted == (True,)
+# --- stop ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_a_graceful_stop_demotes_hottest_first_seals_and_then_says_so(ssd_node: Callable, chain: Callable, space) -> None:

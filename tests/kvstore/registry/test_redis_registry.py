@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -326,6 +327,7 @@ def test_records_of_those_who_left_are_forgotten_after_a_while(run, redis_server
         for registry, node_id in ((stays, "s1"), (goes, "s2")):
             await registry.start()
             await registry.join(member(node_id))
+        await until(stays, lambda: "s2" in states(stays))
         await goes.leave()
         await until(stays, lambda: states(stays) == {"s1": "active"})
         await stays.close()
@@ -424,25 +426,29 @@ def test_a_wrong_configuration_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_hot_stripes_are_part_of_the_view_for_their_time_and_no_more_than_it_can_hold(
-    run, redis_server, registry_on, member, until
+    run, redis_server, registry_on, registry_config, member, until
 ) -> None:
+    patient = partial(registry_on, config=dataclasses.replace(registry_config, call_timeout=seconds(5)))
+
     async def test() -> None:
         stripes = [StripeId(bytes([number]) * 32) for number in range(MOST_HOT_STRIPES + 3)]
-        async with joined(registry_on, redis_server, member("s1"), member("s2")) as (one, two):
+        async with joined(patient, redis_server, member("s1"), member("s2")) as (one, two):
             await one.announce_hot({stripes[0]: 1}, ttl=seconds(60))
-            await two.announce_hot({stripes[0]: 2, stripes[1]: 0}, ttl=milliseconds(500))
+            await two.announce_hot({stripes[0]: 2, stripes[1]: 0}, ttl=seconds(1))
             await until(two, lambda: two.view.hot == {stripes[0]: 2, stripes[1]: 0})
             await until(one, lambda: one.view.hot == {})  # the last word on both was that they end soon
-            epoch = one.view.epoch
             await one.announce_hot(dict.fromkeys(stripes, 1), ttl=seconds(60))
-            assert len(one.view.hot) == MOST_HOT_STRIPES
-            await one.announce_hot(dict.fromkeys(one.view.hot, 1), ttl=seconds(60))
-            assert one.view.epoch == epoch + 1, "what all know already is no change"
+            before = one.view
+            assert len(before.hot) == MOST_HOT_STRIPES
+            await one.announce_hot(dict.fromkeys(before.hot, 1), ttl=seconds(60))
+            assert one.view.epoch == before.epoch or one.view.members != before.members, "what all know already is no change"
             impostor = member("s1")
             async with registry_on(redis_server) as other:
                 other._standing.member = impostor
                 with pytest.raises(StaleView):
                     await other.announce_hot({stripes[0]: 1}, ttl=seconds(60))
+
+    run(test())
 
 
 def test_a_step_whose_answer_was_lost_is_seen_in_the_view_and_the_next_one_goes_on_from_it(
