@@ -13,7 +13,8 @@ _MAX_HELD_BYTES = 3
 """An unfinished UTF-8 character has at most 3 bytes. A decoder shows them as 1 (byte-level) to 3 (byte fallback) replacement characters."""
 
 CONTEXT_TOKENS = 8
-"""Tokens kept as context when the window is cut, and as many are wanted of what stands before an answer: enough that an unfinished character (3 tokens at most) lies wholly inside."""
+"""Tokens kept as context when the window is cut, and as many of what stands before a text: enough that an unfinished character (3 tokens at
+most) lies wholly inside."""
 
 _WINDOW_TOKENS = 64
 
