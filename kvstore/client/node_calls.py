@@ -18,7 +18,7 @@ from kvstore.ids import KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import DeadlinePassed, StoreStub
-from kvstore.transport import Arrived, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadTransport, PayloadWrite, Peer, Ticket
+from kvstore.transport import Arrived, AutoTransport, Ended, MappedArena, PayloadRead, PayloadSlot, PayloadWrite, Peer, Ticket
 from kvstore.units import Nanos, to_seconds
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class NodeCalls:
     """Owns the channels and the probes. Belongs to one event loop."""
 
     def __init__(
-        self, views: ViewSource, router: Router, channels: ChannelPool, transport: PayloadTransport, *, config: ClientConfig, clock: Clock
+        self, views: ViewSource, router: Router, channels: ChannelPool, transport: AutoTransport, *, config: ClientConfig, clock: Clock
     ) -> None:
         self._views = views
         self.router = router
@@ -73,8 +73,12 @@ class NodeCalls:
         """The router with the last view known. Call it at the start of each operation."""
         if self.router.see(self._views.view, self._clock.now()):
             self._trusted = {node_id: peer for node_id, peer in self._trusted.items() if peer == self._peer(node_id)}
-            self.spawn(self._channels.retain(self.router.addresses()))
+            self.spawn(self._let_go_of_others())
         return self.router
+
+    async def _let_go_of_others(self) -> None:
+        await self._channels.retain(self.router.addresses())
+        await self._transport.retain(self.router.node_ids())
 
     def spawn(self, work: Coroutine[Any, Any, Answer]) -> asyncio.Task[Answer]:
         """Run something short behind the scenes; it is awaited, then cancelled, by `close`. Every piece of work has its own bound."""

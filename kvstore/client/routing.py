@@ -99,6 +99,10 @@ class Router:
         """Of everybody who may be asked something."""
         return {member.address for member in (*self._view.members, *self._stores.values())}
 
+    def node_ids(self) -> set[NodeId]:
+        """Likewise."""
+        return {member.node_id for member in (*self._view.members, *self._stores.values())}
+
     def owners(self, stripe: StripeId) -> tuple[NodeId, ...]:
         """Where the stripe's blocks should be, whether or not those nodes can be asked now: at most `replicas`."""
         return place(stripe, self._view, replicas=self.replicas)

@@ -23,7 +23,7 @@ from kvstore.errors import LarderError, Unavailable
 from kvstore.ids import BlockHash, BlockRef, KeySpace, NodeId
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
-from kvstore.transport import AutoTransport, PayloadTransport
+from kvstore.transport import AutoTransport
 from kvstore.units import Nanos
 
 
@@ -40,7 +40,6 @@ class StoreClient:
         *,
         replicas: int = 2,
         config: ClientConfig | None = None,
-        transport: PayloadTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`replicas` must be the same for all clients and nodes of a cluster: it decides who owns a stripe."""
@@ -51,7 +50,7 @@ class StoreClient:
             views,
             Router(replicas=replicas, config=self._config),
             channels,
-            transport or AutoTransport(channels, kinds=self._config.transports),
+            AutoTransport(channels, kinds=self._config.transports),
             config=self._config,
             clock=self._clock,
         )

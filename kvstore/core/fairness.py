@@ -17,6 +17,11 @@ class TierShares:
     def __init__(self, weights: Mapping[Namespace, float]) -> None:
         self._weights = dict(weights)
         self._used: dict[Namespace, int] = {}
+        self._queues: list[FairQueue] = []
+
+    def add_queue(self, queue: FairQueue) -> None:
+        """Of copies in this tier: it is told whose last one has gone."""
+        self._queues.append(queue)
 
     def charge(self, namespace: Namespace, size: int) -> None:
         """`size` below 0: given back."""
@@ -25,6 +30,8 @@ class TierShares:
             self._used[namespace] = used
         else:
             self._used.pop(namespace, None)
+            for queue in self._queues:
+                queue.forget(namespace)
 
     def excess(self, namespace: Namespace, *, more: int = 0) -> float:
         return (self._used.get(namespace, 0) + more) / self._weights.get(namespace, 1.0)
@@ -43,16 +50,18 @@ class FairQueue:
         self._queues: dict[Namespace, EvictionQueue] = {}
         self._bounds: dict[Namespace, float] = {}
         self._heap: list[tuple[float, Namespace]] = []  # (-bound, namespace); outdated ones are skipped when met
+        shares.add_queue(self)
 
     def offer(self, entry: Entry) -> None:
         namespace = entry.key_space.namespace
         queue = self._queues.get(namespace)
         if queue is None:
             queue = self._queues[namespace] = self._make()
-            self._bounds = {known: self._shares.excess(known) for known in self._queues}
-            self._rebuild()
+            if len(self._queues) == 2:  # of a namespace alone nobody keeps the bound
+                self._bounds = {known: self._shares.excess(known) for known in self._queues}
+                self._rebuild()
         queue.offer(entry)
-        if len(self._queues) > 1 and (excess := self._shares.excess(namespace)) > self._bounds[namespace]:
+        if len(self._queues) > 1 and (excess := self._shares.excess(namespace)) > self._bounds.get(namespace, -1.0):
             self._bounds[namespace] = excess
             heappush(self._heap, (-excess, namespace))
             if len(self._heap) > 2 * len(self._queues) + 64:
@@ -80,6 +89,13 @@ class FairQueue:
         for namespace in self._queues:
             return self.take_of(namespace)
         return None
+
+    def forget(self, namespace: Namespace) -> None:
+        """Not a byte of it is left in the tier."""
+        if namespace in self._queues:
+            victim = self.take_of(namespace)  # drops what cannot go: all, but for an empty payload
+            if victim is not None:
+                self.offer(victim)
 
     def take_of(self, namespace: Namespace) -> Entry | None:
         """The coldest of the namespace that may go."""

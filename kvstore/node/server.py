@@ -214,6 +214,7 @@ class NodeServer:
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(admin, self._server)
         await self._server.start()
+        self._node.spawn(self._surroundings.let_go_of_the_gone())
         if self.config.repair.rate:
             self._repairer.begin()
             self._node.spawn(self._repairer.follow_views())

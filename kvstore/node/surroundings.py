@@ -17,14 +17,17 @@ from kvstore.node.node import Node
 from kvstore.registry.view_source import ViewSource
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.peer_stub import PeerStub
-from kvstore.transport import PayloadTransport, PayloadWrite, Peer, Ticket
-from kvstore.units import Nanos, to_seconds
+from kvstore.transport import AutoTransport, PayloadTransport, PayloadWrite, Peer, Ticket
+from kvstore.units import Nanos, seconds, to_seconds
+
+_LOOK_EVERY: Nanos = seconds(1)
+"""For another view."""
 
 
 class NodeSurroundings:
     """Belongs to the event loop of its node."""
 
-    def __init__(self, node: Node, *, views: ViewSource, channels: ChannelPool, transport: PayloadTransport) -> None:
+    def __init__(self, node: Node, *, views: ViewSource, channels: ChannelPool, transport: AutoTransport) -> None:
         self._node = node
         self._views = views
         self._channels = channels
@@ -51,6 +54,17 @@ class NodeSurroundings:
 
     async def read_payload(self, extent: Extent, checksum: int) -> memoryview:
         return await self._node.source.read(extent, checksum)
+
+    async def let_go_of_the_gone(self) -> None:
+        """Connections to nodes that no view names any more. Without end."""
+        let_go_at = None
+        while True:
+            view = self.view
+            if view.epoch != let_go_at:
+                let_go_at = view.epoch
+                await self._channels.retain({member.address for member in view.members})
+                await self._transport.retain({member.node_id for member in view.members})
+            await self.pause(_LOOK_EVERY)
 
     def peer(self, member: Member) -> OtherNode:
         return OtherNode(member, channel_of=self._channels, transport=self._transport)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvstore.errors import ConfigError, LarderError, Unavailable
-from kvstore.ids import KeySpace, LeaseId, WriteToken
+from kvstore.ids import KeySpace, LeaseId, NodeId, WriteToken
 from kvstore.rpc.channel import ChannelPool
 from kvstore.rpc.store_stub import Greeting, StoreStub
 from kvstore.transport.grpc_transport import GrpcTransport
@@ -76,10 +76,10 @@ class AutoTransport:
         self._channels = channels
         self._kinds = frozenset(TransportKind(kind) for kind in kinds)
         self._grpc = GrpcTransport(channels)
-        self._chosen: dict[str, _Chosen] = {}
-        self._choosing: dict[str, asyncio.Lock] = {}
+        self._chosen: dict[NodeId, _Chosen] = {}
+        self._choosing: dict[NodeId, asyncio.Lock] = {}
         self._machine = machine_identity()
-        self._ucx_broke_until: dict[str, float] = {}
+        self._ucx_broke_until: dict[NodeId, float] = {}
         """Until when a node is not reached by UCX, after it did not work."""
 
     async def choice(self, peer: Peer) -> Choice:
@@ -148,6 +148,18 @@ class AutoTransport:
         return chosen.transport.read_now(
             peer, lease_id, key_space, slots, ticket=ticket, timeout=timeout, idle_timeout=idle_timeout, arrived=arrived, ended=ended
         )
+
+    async def retain(self, node_ids: Collection[NodeId]) -> None:
+        """Lets go of all other nodes: connections, mapped memory, what is known of them."""
+        for node_id in (self._chosen.keys() | self._choosing.keys() | self._ucx_broke_until.keys()) - set(node_ids):
+            choosing = self._choosing.get(node_id)
+            if choosing is not None and choosing.locked():
+                continue  # somebody asks it this moment; the next view will do
+            self._choosing.pop(node_id, None)
+            self._ucx_broke_until.pop(node_id, None)
+            chosen = self._chosen.pop(node_id, None)
+            if chosen is not None:
+                await chosen.transport.close()
 
     async def close(self) -> None:
         for chosen in self._chosen.values():

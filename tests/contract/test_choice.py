@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import socket
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import ClientConfig, StoreClient
+from kvstore.core.view import View
 from kvstore.errors import ConfigError
 from kvstore.ids import Epoch
 from kvstore.node.config import ShmAccess
@@ -16,6 +18,7 @@ from kvstore.registry.view_source import StaticViews
 from kvstore.rpc.channel import ChannelPool
 from kvstore.transport import AutoTransport, Peer, TransportKind
 from kvstore.transport.ucx_worker import ucx_obstacle
+from kvstore.units import milliseconds
 
 BEST_WIRE = TransportKind.TCP if ucx_obstacle() else TransportKind.UCX
 
@@ -142,6 +145,28 @@ def test_a_restart_that_no_view_tells_of_gives_nobody_foreign_bytes(
             assert all(right(block.payload, refs[block.index], sizes[0]) for block in held), "memory of the old node, as long as it is held"
             await lease.release()
             await kept.close()
+
+    run(test())
+
+
+@pytest.mark.parametrize("kind", ["shm", "tcp"])
+def test_of_a_node_that_is_gone_for_good_nothing_is_kept(
+    kind: str, run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any, eventually: Any
+) -> None:
+    """Each would cost its clients a few descriptors, and nodes that come and go have new names."""
+    refs = chain([1000] * 2)
+    brief = dataclasses.replace(client_config, previous_views=milliseconds(1))
+
+    async def test() -> None:
+        async with serving(kind, client_config=brief, ssd_path=None) as store:
+            await store.put(refs, [1000] * 2)
+            assert await store.read(refs, [1000] * 2) == ["ok"] * 2
+            assert sum(store.server.status().data_connections.values()) > 0
+            for _ in range(2):  # a view may have lost it for a moment
+                store.views.replace(View(Epoch(store.views.view.epoch + 1)))
+                assert await store.client.probe_prefix(key_space, refs) in (0, 2)
+                await asyncio.sleep(0.002)
+            await eventually(lambda: sum(store.server.status().data_connections.values()) == 0)
 
     run(test())
 

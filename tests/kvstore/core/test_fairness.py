@@ -5,6 +5,7 @@ from random import Random
 
 import pytest
 
+from kvstore.core.events.removals import EvictRequested
 from kvstore.core.events.wishes import AnswerQuota, QuotaRequested
 from kvstore.core.eviction import LruPolicy
 from kvstore.core.extent import Tier
@@ -52,6 +53,20 @@ def test_weights_set_the_shares(host_node: Callable, chain: Callable) -> None:
         node.put(chain(1, start=start, space=a)[0], space=a)
         node.put(chain(1, start=start, space=b)[0], space=b)
     assert counts(node) == {"a": 8, "b": 4}
+
+
+def test_who_comes_back_after_its_last_block_went_gives_as_anybody(host_node: Callable, chain: Callable) -> None:
+    node, (a, b, c) = host_node(12), SPACES.values()
+    for _ in range(3):
+        for space in (a, b, c):
+            node.put(*chain(2, space=space), space=space)
+        node.send(EvictRequested(request_id=node.request(), namespace=b.namespace))
+        node.send(EvictRequested(request_id=node.request(), key_space=c))
+        node.put(*chain(8, space=b), space=b)
+        assert counts(node) == {"a": 2, "b": 8}
+        node.put(*chain(4, start=900, space=c), space=c)
+        assert counts(node) == {"a": 2, "b": 6, "c": 4}, "the one with the most gave"
+        node.send(EvictRequested(request_id=node.request(), everything=True))
 
 
 def test_shares_hold_on_the_ssd_too(ssd_node: Callable, chain: Callable) -> None:

@@ -78,6 +78,24 @@ def test_a_repair_fetches_what_a_new_owner_lacks_and_nothing_else(cluster, chain
     asyncio.run(scenario())
 
 
+def test_a_node_keeps_no_connection_to_one_that_no_view_names_any_more(cluster, chain, eventually):
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            nodes, views = await cluster(stack, names=("n1", "n2"))
+            (first_server, first), (second_server, second) = nodes
+            await second.store(chain("a", 4))
+            admin = admin_pb2_grpc.AdminServiceStub(first.channel)
+            assert [progress async for progress in admin.Repair(admin_pb2.RepairRequest())][-1].copied_blocks == 4
+            assert sum(second_server.status().data_connections.values()) > 0
+            views.replace(View(Epoch(3), members([first_server])))
+            await eventually(lambda: sum(second_server.status().data_connections.values()) == 0)
+            views.replace(View(Epoch(4), members([first_server, second_server])))
+            await second.store(chain("b", 4))
+            assert [progress async for progress in admin.Repair(admin_pb2.RepairRequest())][-1].copied_blocks == 4
+
+    asyncio.run(scenario())
+
+
 def test_a_repair_takes_no_bad_bytes_and_counts_what_nobody_could_give(cluster, chain, payload):
     async def scenario():
         async with AsyncExitStack() as stack:
