@@ -132,6 +132,29 @@ def test_every_option_of_a_request_reaches_the_engine(cluster: Callable[..., Any
     asyncio.run(main())
 
 
+def test_what_a_load_may_use_follows_from_the_tokens_that_the_client_has(cluster: Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            decode = await c.add("decode-1", Role.DECODE)
+            load, options = c.loaders["decode-1"].load, []
+
+            async def note(*arguments: Any, continuation: bool, as_sealed: bool, **others: Any) -> Any:
+                options.append((continuation, as_sealed))
+                return await load(*arguments, continuation=continuation, as_sealed=as_sealed, **others)
+
+            c.loaders["decode-1"].load = note
+            prompt = list(range(3, 40))
+            async with served(c, decode) as decoder:
+                for fields in ({}, {"generated_token_ids": [7]}, {"generated_token_ids": [7], "recoded": True}):
+                    await to_the_end(decoder.Generate(asking(request(prompt, **fields))))
+                for recoded in (False, True):
+                    prepared = await decoder.Prepare(decode_pb2.PrepareRequest(namespace="n", token_ids=prompt, recoded=recoded))
+                    assert prepared.blocks == 4
+            assert options == [(False, False), (True, True), (True, False), (True, True), (True, False)]
+
+    asyncio.run(main())
+
+
 def test_load_says_what_a_client_must_know(cluster: Callable[..., Any]) -> None:
     async def main() -> None:
         async with cluster(stores=0) as c:

@@ -434,6 +434,7 @@ def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_no
         for node in kitchen.decode:
             node.token_pause_s = 0.01
             node.preparing = loaded.wait
+            node.recoded = True
         stream = asyncio.ensure_future(streamed(kitchen, max_tokens=400))
         await kitchen.until(lambda: any(node.prepared for node in kitchen.decode), "a successor is asked")
         (session,) = kitchen.service.sessions
@@ -447,6 +448,7 @@ def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_no
         assert usage["larder"]["decode_nodes"] == [broken[0].node_id, successor.node_id]
         assert (usage["larder"]["failovers"], usage["larder"]["moves"]) == (0, 1)
         assert kitchen.counted("larder_moves_total") == 1
+        assert all(asked.recoded for asked in (*successor.prepared, *successor.requests))
         prepared = list(successor.prepared[0].token_ids)
         assert prepared == [*b"tell me", *token_ids][: len(prepared)]
         assert len(successor.requests[0].generated_token_ids) > tokens_at["asked"] + 20
@@ -474,6 +476,7 @@ def test_a_stream_that_cannot_move_stays_until_it_is_cut(serving, trouble) -> No
         assert text == kitchen.expected_text("tell me", 1, 250)
         assert len(token_ids) == 250
         assert usage["larder"]["moves"] == 0
+        assert not any(asked.recoded for node in kitchen.decode for asked in node.prepared)
 
     serving(scenario, decode_nodes=1 if trouble == "no successor" else 2, limits={"failures_in_a_row": 50})
 
