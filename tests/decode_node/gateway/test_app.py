@@ -131,6 +131,20 @@ def test_chinese_streams_without_broken_characters_and_stops_at_a_chinese_stop_s
     serving(scenario)
 
 
+def test_a_completion_begins_with_the_space_before_its_first_word(serving) -> None:
+    async def scenario(kitchen) -> None:
+        for node in kitchen.decode:
+            node.script = list(b"bcd")
+        answer = (await kitchen.complete("x a", echo=True, logprobs=None)).json()["choices"][0]["text"]
+        assert answer == "x a b c d"
+        streamed = data_lines((await kitchen.complete("x a", stream=True)).text)[:-1]
+        assert "".join(json.loads(line)["choices"][0]["text"] for line in streamed) == " b c d"
+        chat = (await kitchen.http.post("/v1/chat/completions", json=CHAT)).json()
+        assert chat["choices"][0]["message"]["content"] == "b c d"
+
+    serving(scenario, words=True)
+
+
 def test_an_answer_the_model_ends_itself_stops(serving) -> None:
     async def scenario(kitchen) -> None:
         for node in kitchen.decode:

@@ -195,9 +195,11 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
         await kitchen.decode[1].kill()
         kitchen.decode.pop()
         kitchen.refresh_view()
-        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 20, "the small one alone is left")
-        _, token_ids, reason, _ = await streamed(kitchen, max_tokens=None)
-        assert (len(token_ids), reason) == (13, "length")
+        kitchen.decode[0].max_positions = 512
+        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 512, "it has grown, and is alone")
+        break_at(kitchen, 5, shrink)
+        _, token_ids, reason, _ = await streamed(kitchen)
+        assert (len(token_ids), reason) == (13, "length"), "nobody could go on"
 
     serving(scenario)
 
@@ -231,6 +233,35 @@ def test_several_failovers_in_one_stream(serving) -> None:
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert len(token_ids) == 30
         assert usage["larder"]["failovers"] >= 4
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_every_successor_is_told_of_re_coded_blocks_that_any_node_before_had(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.fail_at, second.recoded = {5: Unavailable("dies")}, {10: Unavailable("dies")}, True
+        third.fail_at = {15: Unavailable("dies")}
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert [request.recoded for node in kitchen.decode for request in node.requests[:1]] == [False, False, True]
+        assert [request.recoded for node in kitchen.decode for request in node.requests[1:]] == [True]
+        for node in kitchen.decode:
+            node.requests.clear()
+        await kitchen.complete()
+        assert [request.recoded for node in kitchen.decode for request in node.requests] == [False], "another answer"
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_a_node_that_refuses_a_prompt_that_another_took_is_left(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.refusal = {5: Unavailable("dies")}, InvalidRequest("too long for my pool")
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1", "decode-2"]
+        assert len(third.requests) == 1
 
     serving(scenario, decode_nodes=3)
 
