@@ -1,7 +1,7 @@
 """A simulated client of the store: the real router, circuits, put progress, prefix search and batches, with a simulated wire below.
 
-What `kvstore.client` does in asyncio tasks (put.py, read.py, lease_keeper.py, node_calls.py) is done here and in node_put.py by processes of `sim.timeline`,
-step for step. Every operation is a generator to be spawned; each ends within its bounds, whatever the cluster does.
+What `kvstore.client` does in asyncio tasks (put.py, read.py, lease_keeper.py, node_calls.py) is done here and in node_put.py by processes
+of `sim.timeline`, step for step. Every operation is a generator to be spawned; each ends within its bounds, whatever the cluster does.
 """
 
 from __future__ import annotations
