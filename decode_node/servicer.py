@@ -47,7 +47,7 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):  # type: ignore[mis
     async def Prepare(self, request: decode_pb2.PrepareRequest, context: Any) -> decode_pb2.PrepareResponse:
         check_namespace(request.namespace)
         self._node.limits.check_prompt(request.token_ids, room_for=1)
-        loaded = await self._loader.load(request.namespace, tuple(request.token_ids), continuation=True, as_sealed=True)
+        loaded = await self._loader.load(request.namespace, tuple(request.token_ids), continuation=True, as_sealed=not request.recoded)
         # Kept in the pool until it needs the room: long after the stream has come.
         self._node.engine.release(loaded.pinned)
         return decode_pb2.PrepareResponse(blocks=loaded.local_blocks + loaded.store_blocks)

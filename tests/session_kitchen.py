@@ -159,9 +159,9 @@ class InProcessDecode:
         logprobs = event.logprobs and nodes.Logprobs(logprob=event.logprobs.logprob, top=event.logprobs.top)
         return nodes.TokenOut(token_id=event.token_id, position=event.position, logprobs=logprobs)
 
-    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> int:
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], recoded: bool, timeout: Nanos) -> int:
         loader = self._cluster.loaders[self._node.config.node_id]
-        loaded = await loader.load(namespace, tuple(token_ids), continuation=True)
+        loaded = await loader.load(namespace, tuple(token_ids), continuation=True, as_sealed=not recoded)
         self._node.engine.release(loaded.pinned)
         if self.preparing is not None:
             await self.preparing(token_ids)

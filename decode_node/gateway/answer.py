@@ -48,16 +48,18 @@ class Answer:
         *,
         prepare: Callable[[], AbstractAsyncContextManager[Preparation]],
         decode: Callable[[Sequence[int]], str],
+        continues: Sequence[int],
         stops: Sequence[str],
         block_tokens: int,
         arrived_at: Nanos,
         table: SessionTable,
         metrics: GatewayMetrics,
     ) -> None:
+        """`continues`: the last tokens of the text that the answer goes on with; none: it is a text of its own."""
         self.session = session
         self._prepare = prepare
         self._preparation = Preparation()
-        self._detokenizer = Detokenizer(decode)
+        self._detokenizer = Detokenizer(decode, context=continues)
         self._scanner = StopScanner(stops)
         self._complete = 0
         self._block_tokens = block_tokens

@@ -112,8 +112,8 @@ class GrpcDecodeBackend:
         finally:
             stream.cancel()
 
-    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> int:
-        request = decode_pb2.PrepareRequest(namespace=namespace, token_ids=token_ids)
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], recoded: bool, timeout: Nanos) -> int:
+        request = decode_pb2.PrepareRequest(namespace=namespace, token_ids=token_ids, recoded=recoded)
         return int((await _unary(self._stub.Prepare(request, timeout=to_seconds(timeout)))).blocks)
 
     async def _events(self, stream: Any) -> AsyncIterator[GenerateEvent]:

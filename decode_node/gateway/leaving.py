@@ -41,12 +41,12 @@ class Leaving:
         """Loads that the target has ended."""
         self._failed: list[NodeId] = []
 
-    def is_prepared(self, token_ids: Sequence[int]) -> bool:
+    def is_prepared(self, token_ids: Sequence[int], *, recoded: bool) -> bool:
         """Whether a successor has all full blocks of this stream, so that the tail is one step's work. Starts to prepare one if none is at
         it; once more if the stream has filled another block since. Where there is none, or none that can, the stream stays where it is
-        until it is cut."""
+        until it is cut. `recoded`: some of its blocks were not as sealed, so the successor's need not be."""
         if self._preparing is None:
-            self._prepare(token_ids)
+            self._prepare(token_ids, recoded=recoded)
             return False
         if not self._preparing.done():
             return False
@@ -61,7 +61,7 @@ class Leaving:
         self._tries += 1
         if self._preparing.result() >= self._full_blocks(token_ids) or self._tries >= _MOST_TRIES:
             return True
-        self._prepare(token_ids)
+        self._prepare(token_ids, recoded=recoded)
         return False
 
     def successor(self) -> DecodeNode | None:
@@ -76,11 +76,12 @@ class Leaving:
         if self._preparing is not None and not self._preparing.cancel() and not self._preparing.cancelled():
             self._preparing.exception()  # looked at, so that nobody logs it as forgotten
 
-    def _prepare(self, token_ids: Sequence[int]) -> None:
+    def _prepare(self, token_ids: Sequence[int], *, recoded: bool) -> None:
         if self._target is None or not self._is_there(self._target):
             self._target, self._preparing, self._tries = self._choose(), None, 0
         if self._target is not None:
-            work = self._target.backend.prepare(namespace=self._namespace, token_ids=token_ids, timeout=_PREPARE)
+            backend = self._target.backend
+            work = backend.prepare(namespace=self._namespace, token_ids=token_ids, recoded=recoded, timeout=_PREPARE)
             self._preparing = asyncio.ensure_future(work)
 
     def _full_blocks(self, token_ids: Sequence[int]) -> int:

@@ -147,8 +147,9 @@ class DecodeBackend(Protocol):
         """The stream of one attempt. Leaving the context cancels the work on the node, however it is left."""
         ...
 
-    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], timeout: Nanos) -> int:
-        """Have the sealed blocks of these tokens in the node's pool: a stream is about to move there. Returns how many there are."""
+    async def prepare(self, *, namespace: Namespace, token_ids: Sequence[int], recoded: bool, timeout: Nanos) -> int:
+        """Have the sealed blocks of these tokens in the node's pool: a stream is about to move there. `recoded` as in a GenerateCall.
+        Returns how many there are."""
         ...
 
     async def close(self) -> None: ...

@@ -16,6 +16,7 @@ from decode_node.gateway.api import ChatCompletionRequest, CompletionRequest, To
 from decode_node.gateway.chat import template_messages
 from decode_node.gateway.choices import Choices, seed_of_choice
 from decode_node.gateway.config import GatewayConfig
+from decode_node.gateway.detokenize import CONTEXT_TOKENS
 from decode_node.gateway.failures import HttpFailure
 from decode_node.gateway.fleet import Fleet, ServedModel
 from decode_node.gateway.metrics import GatewayMetrics
@@ -120,7 +121,9 @@ class GatewayService:
             sampling = dataclasses.replace(base.sampling, seed=seed_of_choice(base.sampling.seed, index))
             name = f"{request_id}-c{index}" if index else request_id
             choice = dataclasses.replace(base, request_id=name, sampling=sampling)
-            return self._answer(choice, prepare, stops=request.stop or (), prompt=prompt, arrived_at=arrived_at)
+            # A chat's answer is a message of its own.
+            continues = prompt.token_ids[-CONTEXT_TOKENS:] if isinstance(request, CompletionRequest) else ()
+            return self._answer(choice, prepare, continues=continues, stops=request.stop or (), prompt=prompt, arrived_at=arrived_at)
 
         return Choices(open_answer, count=request.choices)
 
@@ -138,6 +141,7 @@ class GatewayService:
         request: SessionRequest,
         prepare: Callable[[], AbstractAsyncContextManager[Preparation]],
         *,
+        continues: Sequence[int],
         stops: Sequence[str],
         prompt: TokenizedPrompt,
         arrived_at: Nanos,
@@ -155,6 +159,7 @@ class GatewayService:
             session,
             prepare=prepare,
             decode=self._tokenizer.decode,
+            continues=continues,
             stops=stops,
             block_tokens=prompt.served.block_tokens,
             arrived_at=arrived_at,

@@ -181,7 +181,7 @@ class Session:
                         self._take(event)
                         node.on_call_succeeded()
                         yield event
-                        if not node.is_open and self._leaving.is_prepared(self.transcript.token_ids):
+                        if not node.is_open and self._leaving.is_prepared(self.transcript.token_ids, recoded=self.story.recoded):
                             self.story.moves += 1
                             self.story.left_at = self._clock.now()
                             self._metrics.moves.inc()

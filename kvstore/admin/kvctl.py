@@ -12,7 +12,7 @@ import json
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -26,6 +26,7 @@ from kvstore.admin import (
     demo,
     explain,
     local_commands,
+    local_supervisor,
     measure_commands,
     render,
     transfer_commands,
@@ -35,7 +36,7 @@ from kvstore.admin import (
 from kvstore.admin.cluster_access import ClusterAccess, find_cluster
 from kvstore.admin.local_cluster import ClusterPlan, LocalCluster, cache_dir_from_environment
 from kvstore.admin.saved_cluster import default_state_folder
-from kvstore.admin.terminal import JsonOption, RedisOption, err, out, progress_bars, show, tell
+from kvstore.admin.terminal import JsonOption, ModelOption, RedisOption, err, out, progress_bars, show, tell
 from kvstore.errors import ConfigError, LarderError
 from kvstore.process import operator_line
 from kvstore.units import parse_duration, parse_size
@@ -47,8 +48,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-local = typer.Typer(help="A whole cluster on this machine.", no_args_is_help=True)
-app.add_typer(local, name="local")
+app.add_typer(local_commands.local, name="local")
 app.add_typer(measure_commands.bench, name="bench")
 
 ClickError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -57,8 +57,6 @@ assert ClickError.__name__ == "ClickException"
 
 GatewayOption = Annotated[str | None, typer.Option("--gateway", envvar="LARDER_GATEWAY_URL", help="URL of the gateway.")]
 ApiKeyOption = Annotated[str | None, typer.Option("--api-key", envvar="LARDER_API_KEY", help="Key for the gateway; decides the namespace.")]
-ModelOption = Annotated[str, typer.Option(envvar="LARDER_MODEL", help='"default", a Hugging Face folder or a .gguf file.')]
-StateOption = Annotated[Path | None, typer.Option("--state-dir", help="Where a local cluster keeps its files.")]
 
 Result = TypeVar("Result")
 
@@ -281,57 +279,13 @@ def demo_command(
     with tempfile.TemporaryDirectory(prefix="larder-demo-") as temporary:
         plan = ClusterPlan(folder=folder or Path(temporary), model=model, cache_dir=cache_dir_from_environment())
         with LocalCluster(plan) as cluster:
-            local_commands.start(cluster, tell)
+            local_supervisor.start(cluster, tell)
             _run(play(cluster))
             tell("stopping")
     show({"acts": acts}, as_json, render.demo_table(acts))
     failed = [act["name"] for act in acts if not demo.is_good(act)]
     if failed:
         raise LarderError(f"not as it should be: {', '.join(failed)}")
-
-
-@local.command("up")
-def local_up(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the gateway; 0 for any free one.")] = 8000,
-    model: ModelOption = "default",
-    store_nodes: Annotated[int, typer.Option(min=0)] = 3,
-    prefill_nodes: Annotated[int, typer.Option(min=0)] = 1,
-    decode_nodes: Annotated[int, typer.Option(min=1)] = 2,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Stay until Ctrl-C instead of going to the background.")] = False,
-    state_dir: StateOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Start a cluster on loopback."""
-    folder = (state_dir or default_state_folder()).absolute()
-    plan = ClusterPlan(
-        folder=folder,
-        model=model,
-        cache_dir=cache_dir_from_environment(),
-        store_nodes=store_nodes,
-        prefill_nodes=prefill_nodes,
-        decode_nodes=decode_nodes,
-        gateway_port=port,
-    )
-    if foreground:
-        local_commands.run_in_foreground(plan, tell, lambda record: show(record, as_json, *_how_to_use(record)))
-    else:
-        record = local_commands.start_in_background(plan, tell)
-        show(record, as_json, *_how_to_use(record), "stop it with: kvctl local down")
-
-
-@local.command("down")
-def local_down(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
-    """Stop the cluster that `local up` started."""
-    record = local_commands.stop(state_dir or default_state_folder())
-    show(record, as_json, "stopped" if record["stopped"] else "no local cluster was running")
-
-
-@local.command("status")
-def local_status(state_dir: StateOption = None, as_json: JsonOption = False) -> None:
-    """The processes of the local cluster. Exit code 1 when none runs."""
-    record = local_commands.status(state_dir or default_state_folder())
-    show(record, as_json, render.processes_table(record) if record["running"] else "no local cluster is running")
-    _exit_if(not record["running"])
 
 
 app.command("replay")(measure_commands.replay_command)
@@ -388,16 +342,6 @@ def _text(argument: str) -> str:
 def _exit_if(bad: bool) -> None:
     if bad:
         raise typer.Exit(1)
-
-
-def _how_to_use(record: Mapping[str, Any]) -> list[str]:
-    body = json.dumps({"model": record["model"], "messages": [{"role": "user", "content": "Hello!"}], "stream": True})
-    return [
-        f"gateway  {record['gateway_url']}",
-        f"redis    {record['redis_url']}",
-        f"logs     {record['folder']}",
-        f"curl -N {record['gateway_url']}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
-    ]
 
 
 if __name__ == "__main__":

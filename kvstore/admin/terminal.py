@@ -14,6 +14,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 RedisOption = Annotated[str | None, typer.Option("--redis", envvar="LARDER_REDIS_URL", help="URL of the cluster's Redis.")]
+ModelOption = Annotated[str, typer.Option(envvar="LARDER_MODEL", help='"default", a Hugging Face folder or a .gguf file.')]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout and nothing else.")]
 
 _WIDTH_OF_A_PIPE = 160

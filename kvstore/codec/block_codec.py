@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from kvstore.codec import bit_planes, entropy, fp8, kernels, step_kernels
+from kvstore.codec import bit_planes, fp8, kernels, step_kernels
 from kvstore.codec.block_format import (
     BITS,
     DIGEST_BYTES,
-    DTYPE_BYTES,
     LOSSY,
     MAX_COUNT,
     MAX_PAYLOAD_BYTES,
@@ -30,6 +29,7 @@ from kvstore.codec.klt import KltTransform
 from kvstore.codec.klt_tables import KltTables
 from kvstore.codec.precision import DEFAULT_STEP, FIRST_EXACT_TOKENS, GROUP, Precision
 from kvstore.codec.reference import narrow, widen
+from kvstore.codec.sections import Sections, places, read_sections, write_sections
 from kvstore.core.layout import Layout
 from kvstore.errors import CodecFailure, ConfigError, CorruptPayload, UnsupportedFormat
 from kvstore.ids import LayoutFingerprint
@@ -48,10 +48,6 @@ _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
 }
 _NO_HALF = np.empty(0, np.uint16)
 _NO_SINGLE = np.empty(0, np.float32)
-
-
-Sections = list[np.ndarray]
-"""exact, keys, values and side, uint8, 1-D."""
 
 
 class BlockCodec:
@@ -107,8 +103,8 @@ class BlockCodec:
         self._group = group
         self._exact_tokens = min(exact_tokens, layout.block_tokens)
         self._widths = precision.widths(layout.layers)
-        self._entropy = entropy and rung is not Rung.RAW
-        self._packable = (0,) if rung is Rung.KLT else (0, 3) if rung in BITS else range(4)
+        packable = () if not entropy or rung is Rung.RAW else (0,) if rung is Rung.KLT else (0, 3) if rung in BITS else range(4)
+        self._packable = frozenset(packable)
         self._shape = (layout.layers, 2, heads, layout.block_tokens, layout.head_dim)
         self._dtype = _NUMPY_DTYPES[layout.dtype]
         self._kind = _KINDS[layout.dtype]
@@ -186,7 +182,7 @@ class BlockCodec:
         header = read_header(view)
         verify(view, header)
         self._check_identity(header, start_position)
-        return header, self._sections(view, header)
+        return header, read_sections(view, header)
 
     def assembled(self, sections: Sections, *, start_position: int, largest: float, squares: float) -> bytes:
         """The payload of sections that were made elsewhere (on a device) as `header_of` says; `largest` error and sum of squared ones."""
@@ -216,7 +212,7 @@ class BlockCodec:
         view = memoryview(payload).cast("B")
         fine = self.empty_block()
         header = self.decode_into(view, fine)
-        exact, keys, values, side = self._sections(view, header)
+        exact, keys, values, side = read_sections(view, header)
         tokens = header.block_tokens - header.exact_tokens
         if header.rung in BITS and self.rung in BITS and header.rung is not self.rung and self._takes_planes_of(header):
             sections = step_kernels.stepped_down(header, keys, values, side, widths=self._widths) if tokens else (b"", b"", b"")
@@ -324,7 +320,7 @@ class BlockCodec:
         header = self.header_of(start_position)
         tokens = header.exact_tokens
         exact = block.reshape(-1) if tokens == header.block_tokens else np.ascontiguousarray(block[..., :tokens, :]).reshape(-1)
-        sections = [exact.view(np.uint8), *_places(room, header)[1:]]
+        sections = [exact.view(np.uint8), *places(room, header)[1:]]
         largest = squares = 0.0
         if tokens < header.block_tokens:
             half, single = self._views(block)
@@ -344,48 +340,19 @@ class BlockCodec:
         return self._written(room, header, sections, largest, squares)
 
     def _written(self, room: np.ndarray, header: BlockHeader, sections: Sections, largest: float, squares: float) -> int:
-        """Puts sections (perhaps there already: `_places`), packed where that pays, and their header into `room`; the payload's length."""
-        packed = 0
-        lengths = []
-        end = header.header_bytes
-        for index, section in enumerate(sections):
-            frame = None
-            if self._entropy and section.size and index in self._packable:
-                planes = entropy.to_planes(section.view(self._dtype)) if index == 0 else section
-                frame = entropy.pack(planes, body_bytes=header.unpacked_bytes)
-            packed |= (frame is not None) << index
-            stored = section if frame is None else np.frombuffer(frame, np.uint8)
-            target = room[end : end + stored.size]
-            if stored.size and stored.ctypes.data != target.ctypes.data:
-                target[:] = stored
-            lengths.append(stored.size)
-            end += stored.size
+        """Puts sections (perhaps there already: `places`) and their header into `room`; the payload's length."""
+        packed, lengths = write_sections(room, header, sections, packable=self._packable)
         header = replace(
             header,
             max_abs_error=float(largest),
             rms_error=math.sqrt(squares / self.layout.block_elements),
             packed=packed,
-            section_bytes=(lengths[0], lengths[1], lengths[2], lengths[3]),
+            section_bytes=lengths,
         )
+        end = header.header_bytes + sum(lengths)
         written = write_header(header, room[header.header_bytes : end].data)
         room[: len(written)] = np.frombuffer(written, np.uint8)
         return end
-
-    def _sections(self, view: memoryview, header: BlockHeader) -> Sections:
-        """The four sections as read-only uint8 arrays, unpacked; no copy of those stored plain."""
-        sections = []
-        start = header.header_bytes
-        for index, (stored, size) in enumerate(zip(header.section_bytes, header.unpacked_section_bytes, strict=True)):
-            data = view[start : start + stored].toreadonly()
-            start += stored
-            if not header.packed >> index & 1:
-                sections.append(np.frombuffer(data, np.uint8) if size else np.empty(0, np.uint8))
-                continue
-            section = np.frombuffer(entropy.unpack(data, size=size), np.uint8)
-            if index == 0:
-                section = entropy.from_planes(section, width=DTYPE_BYTES[header.dtype])
-            sections.append(section)
-        return sections
 
     def _views(self, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         flat = block.reshape(-1)
@@ -426,10 +393,3 @@ class BlockCodec:
             raise UnsupportedFormat(f"the payload is of model {header.model_digest.hex()[:12]}, not {self._model_digest.hex()[:12]}")
         if start_position is not None and header.start_position != start_position:
             raise CorruptPayload(f"the payload starts at token {header.start_position}, not at {start_position}")
-
-
-def _places(room: np.ndarray, header: BlockHeader) -> Sections:
-    """Where in `room` the sections lie when none is packed."""
-    sizes = header.unpacked_section_bytes
-    starts = [header.header_bytes + sum(sizes[:index]) for index in range(4)]
-    return [room[start : start + size] for start, size in zip(starts, sizes, strict=True)]

@@ -1,24 +1,13 @@
-"""The kernel of paged attention. numba caches it by this file's time stamp: when vector_ir.py changes, touch this one too."""
+"""The kernel of paged attention. numba caches it by this file's time stamp: when an _ir.py under it changes, touch this one too."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from prefill_node.engine.product_ir import PANEL, make_panel, make_turn, mix
 from prefill_node.engine.record import ARGUMENT
-from prefill_node.engine.vector_ir import (
-    PANEL,
-    exp_and_sum,
-    field,
-    largest,
-    load_f32,
-    load_i32,
-    make_panel,
-    make_turn,
-    mix,
-    prefetch,
-    store_f32,
-    widen,
-)
+from prefill_node.engine.row_ir import exp_and_sum, largest, widen
+from prefill_node.engine.scalar_ir import field, load_f32, load_i32, prefetch, store_f32
 
 MASKED = np.float32(-1e30)
 

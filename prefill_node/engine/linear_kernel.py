@@ -1,9 +1,11 @@
-"""The kernel of linear layers. numba caches it by this file's time stamp: when vector_ir.py changes, touch this one too."""
+"""The kernel of linear layers. numba caches it by this file's time stamp: when an _ir.py under it changes, touch this one too."""
 
 from __future__ import annotations
 
+from prefill_node.engine.product_ir import PANEL, make_panel
 from prefill_node.engine.record import ARGUMENT, ROWS
-from prefill_node.engine.vector_ir import PANEL, add_to, field, make_panel
+from prefill_node.engine.row_ir import add_to
+from prefill_node.engine.scalar_ir import field
 
 _panel_bf16, _panel_f32 = make_panel(bf16=True), make_panel(bf16=False)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from prefill_node.engine.vector_ir import PANEL, TILE_ROWS
+from prefill_node.engine.product_ir import PANEL, TILE_ROWS
 
 _CACHE_BYTES = 220_000
 """Of activations that one row block may hold: they should stay in half a 512 KiB L2 cache while all weights pass by."""

@@ -1,6 +1,6 @@
 """The kernels that work row by row: norms, what stands between the projections and attention, the MLP's gate.
 
-numba caches them by this file's time stamp: when vector_ir.py changes, touch this one too.
+numba caches them by this file's time stamp: when an _ir.py under it changes, touch this one too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from prefill_node.engine.record import ARGUMENT, ROWS, ROWS_OF_ITEM
-from prefill_node.engine.vector_ir import add_to, copy, field, gate, load_f32, load_i32, narrow, rotate, scale_by, sum_of_squares
+from prefill_node.engine.row_ir import add_to, copy, gate, narrow, rotate, scale_by, sum_of_squares
+from prefill_node.engine.scalar_ir import field, load_f32, load_i32
 
 
 def norm_item(op: int, item: int) -> None:

@@ -1,5 +1,5 @@
 """How the threads of a team share the items of one operation after the other. numba caches it by this file's time stamp: when atomics.py
-or vector_ir.py changes, touch this one too.
+or an _ir.py under it changes, touch this one too.
 
 An array of int64, `control`, holds the present operation. Its items are claimed by counting `LEFT` down, so a thread that comes
 late or stops for a while holds up nothing but the item that it claimed.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from prefill_node.engine.atomics import atomic_add, atomic_load, atomic_store, atomic_swap_if, yield_core
 from prefill_node.engine.record import FUNCTION, ITEMS, RECORD
-from prefill_node.engine.vector_ir import call, field
+from prefill_node.engine.scalar_ir import call, field
 
 LEFT, DONE, EXIT, OPERATION = 0, 64, 128, 136
 """Bytes into `control`, those that different threads write in cache lines of their own."""

@@ -85,34 +85,42 @@ def test_a_prompt_is_prefilled_published_fetched_and_answered(cluster: Callable[
     asyncio.run(main())
 
 
+def noted(engine: Any) -> list[EngineRequest]:
+    """What it is asked for from now on."""
+    requests: list[EngineRequest] = []
+    submit = engine.submit
+
+    def note(asked: EngineRequest, sink: EventSink) -> None:
+        requests.append(asked)
+        submit(asked, sink)
+
+    engine.submit = note
+    return requests
+
+
 def test_every_option_of_a_request_reaches_the_engine(cluster: Callable[..., Any]) -> None:
     async def main() -> None:
         async with cluster(stores=0) as c:
-            decode = await c.add("decode-1", Role.DECODE)
-            engine_requests: list[EngineRequest] = []
-            submit = decode.engine.submit
-
-            def noted(asked: EngineRequest, sink: EventSink) -> None:
-                engine_requests.append(asked)
-                submit(asked, sink)
-
-            decode.engine.submit = noted
+            prefill, decode = await c.add("prefill-1", Role.PREFILL), await c.add("decode-1", Role.DECODE)
+            to_prefill, to_decode = noted(prefill.engine), noted(decode.engine)
             options = {
                 "temperature": 0.5, "top_k": 7, "top_p": 0.75, "min_p": 0.125, "presence_penalty": 0.25, "frequency_penalty": -0.5,
                 "repetition_penalty": 1.5, "seed": 2**63,
             }  # fmt: skip
-            async with served(c, decode) as decoder:
+            async with served(c, prefill) as prefiller, served(c, decode) as decoder:
+                await to_the_end(prefiller.Prefill(prefill_pb2.PrefillRequest(namespace="n", token_ids=range(3, 20), priority=4)))
                 sampling = decode_pb2.Sampling(logit_bias={9: -1.5, 7: 2.0}, **options)
                 asked = request([5, 6, 7], generated_token_ids=[8], sampling=sampling, stop_token_ids=[11], top_logprobs=3, priority=-2)
                 events = [event async for event in decoder.Generate(asking(asked))]
                 await to_the_end(decoder.Generate(asking(request([5, 6], generated_token_ids=[7], ignore_eos=False, recoded=True))))
-            first, second = engine_requests
+            first, second = to_decode
             assert first.sampling == SamplingParams(logit_bias=((7, 2.0), (9, -1.5)), **options)
             assert (list(first.token_ids), first.first_output, first.max_new_tokens) == ([5, 6, 7, 8], 3, 5)
             assert (first.stop_token_ids, first.top_logprobs, first.priority, first.as_sealed) == ({11}, 3, -2, True)
             assert second.sampling == SamplingParams(top_p=0.0)
             assert (second.stop_token_ids, second.top_logprobs, second.priority) == (decode.model.eos_token_ids, None, 0)
             assert not second.as_sealed
+            assert [asked.priority for asked in to_prefill] == [4]
             tokens = [event.token for event in events if event.WhichOneof("event") == "token"]
             assert tokens
             for token in tokens:
@@ -120,6 +128,29 @@ def test_every_option_of_a_request_reaches_the_engine(cluster: Callable[..., Any
                 assert likeliest == sorted(likeliest, reverse=True)
                 assert len(set(token.logprobs.top_token_ids)) == len(likeliest) == 3
                 assert token.logprobs.logprob <= likeliest[0] < 0
+
+    asyncio.run(main())
+
+
+def test_what_a_load_may_use_follows_from_the_tokens_that_the_client_has(cluster: Callable[..., Any]) -> None:
+    async def main() -> None:
+        async with cluster(stores=0) as c:
+            decode = await c.add("decode-1", Role.DECODE)
+            load, options = c.loaders["decode-1"].load, []
+
+            async def note(*arguments: Any, continuation: bool, as_sealed: bool, **others: Any) -> Any:
+                options.append((continuation, as_sealed))
+                return await load(*arguments, continuation=continuation, as_sealed=as_sealed, **others)
+
+            c.loaders["decode-1"].load = note
+            prompt = list(range(3, 40))
+            async with served(c, decode) as decoder:
+                for fields in ({}, {"generated_token_ids": [7]}, {"generated_token_ids": [7], "recoded": True}):
+                    await to_the_end(decoder.Generate(asking(request(prompt, **fields))))
+                for recoded in (False, True):
+                    prepared = await decoder.Prepare(decode_pb2.PrepareRequest(namespace="n", token_ids=prompt, recoded=recoded))
+                    assert prepared.blocks == 4
+            assert options == [(False, False), (True, True), (True, False), (True, True), (True, False)]
 
     asyncio.run(main())
 

@@ -1,43 +1,33 @@
 """A simulated client of the store: the real router, circuits, put progress, prefix search and batches, with a simulated wire below.
 
-What `kvstore.client` does in asyncio tasks (put.py, read.py, lease_keeper.py, node_calls.py) is done here by processes of `sim.timeline`,
-step for step. Every operation is a generator to be spawned; each ends within its bounds, whatever the cluster does.
+What `kvstore.client` does in asyncio tasks (put.py, read.py, lease_keeper.py, node_calls.py) is done here and in node_put.py by processes
+of `sim.timeline`, step for step. Every operation is a generator to be spawned; each ends within its bounds, whatever the cluster does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
 from sim.media import Media, checksum_of
-from sim.messages import Failed, Greeting, Hello, WriteBytes
+from sim.messages import Failed, Greeting, Hello
+from sim.node_put import NodePut
 from sim.oracle import ByteOracle
 from sim.timeline import Bell, Processes, Reply, Steps, Timeline
 
 from kvstore.client.acquire import PrefixSearch
 from kvstore.client.answers import Acknowledge, PutOutcome
-from kvstore.client.batches import batches
 from kvstore.client.config import ClientConfig
 from kvstore.client.prefix_lease import HeldLease, HeldState
 from kvstore.client.put_progress import BlockProgress, PutProgress
 from kvstore.client.routing import Router
 from kvstore.core.events.gets import AcquireRequested, AnswerAcquire, AnswerRenew, ReadRequested, ReleaseRequested, RenewRequested
-from kvstore.core.events.puts import (
-    AnswerCommit,
-    AnswerReserve,
-    CommitItem,
-    CommitRequested,
-    CommitStatus,
-    ReserveItem,
-    ReserveRequested,
-    ReserveStatus,
-)
 from kvstore.core.events.removals import AnswerDelete, DeleteRequested
 from kvstore.core.view import View
-from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId, WriteToken
-from kvstore.units import Bytes, Nanos, milliseconds, seconds
+from kvstore.ids import BlockHash, BlockRef, BootId, Epoch, KeySpace, LeaseId, NodeId, RequestId
+from kvstore.units import Nanos, milliseconds, seconds
 
 CONFIG = ClientConfig(
     put_timeout=seconds(12), lease_ttl=seconds(5), lease_longest_hold=seconds(15), read_timeout=seconds(8), batch_blocks=4
@@ -107,6 +97,7 @@ class Lease:
 class SimulatedClient:
     def __init__(self, name: str, world: World, *, replicas: int, rng: Random) -> None:
         self.name = name
+        self.config = CONFIG
         self.processes = Processes(world.timeline)
         self.router = Router(replicas=replicas, config=CONFIG)
         self.held: dict[Held, None] = {}
@@ -131,7 +122,7 @@ class SimulatedClient:
 
     # --- calls ----------------------------------------------------------------------------------------------------------------------------
 
-    def _call(self, node_id: NodeId, message: Any, *, timeout: Nanos = CONFIG.rpc_timeout) -> Generator[Reply | int, Any, Any]:
+    def call(self, node_id: NodeId, message: Any, *, timeout: Nanos = CONFIG.rpc_timeout) -> Generator[Reply | int, Any, Any]:
         """The answer or Failed; moves the node's circuit."""
         if self.router.member(node_id) is None or not self.router.usable(node_id):
             return Failed("circuit_open")
@@ -180,7 +171,7 @@ class SimulatedClient:
                 else:
                     block.reasons.append("circuit_open")
         changed = Bell()
-        parts = [self.processes.spawn(_NodePut(self, node_id, key_space, changed, holders).run(part)) for node_id, part in by_node.items()]
+        parts = [self.processes.spawn(NodePut(self, node_id, key_space, changed, holders).run(part)) for node_id, part in by_node.items()]
         while not progress.settled and not all(part.done for part in parts):
             yield changed.heard()
         outcomes = progress.outcomes()
@@ -223,7 +214,7 @@ class SimulatedClient:
         request = AcquireRequested(
             request_id=_NO_REQUEST, key_space=key_space, blocks=tuple(blocks), ttl=CONFIG.lease_ttl, as_sealed=as_sealed
         )
-        answer = yield from self._call(node_id, request)
+        answer = yield from self.call(node_id, request)
         if not isinstance(answer, AnswerAcquire) or not answer.lease_id or member is None:
             return None
         lease = HeldLease(
@@ -255,7 +246,7 @@ class SimulatedClient:
                 self._lose(held)
                 return
             lease.renew_at = Nanos(asked_at + lease.ttl // 3)
-            answer = yield from self._call(
+            answer = yield from self.call(
                 lease.node_id, RenewRequested(request_id=_NO_REQUEST, lease_id=lease.lease_id, ttl=CONFIG.lease_ttl)
             )
             if isinstance(answer, AnswerRenew) and answer.ttl == 0:
@@ -286,7 +277,7 @@ class SimulatedClient:
         request = ReleaseRequested(
             request_id=_NO_REQUEST, lease_id=held.lease_id, key_space=held.key_space, hashes=hashes, corrupt_hashes=corrupt
         )
-        self.processes.spawn(self._call(held.lease.node_id, request))
+        self.processes.spawn(self.call(held.lease.node_id, request))
 
     # --- read -----------------------------------------------------------------------------------------------------------------------------
 
@@ -325,7 +316,7 @@ class SimulatedClient:
         if others:
             hashes = tuple(wanted.ref.hash for wanted in others)
             request = ReadRequested(request_id=_NO_REQUEST, lease_id=held.lease_id, key_space=held.key_space, hashes=hashes)
-            answer = yield from self._call(held.lease.node_id, request, timeout=CONFIG.read_timeout)
+            answer = yield from self.call(held.lease.node_id, request, timeout=CONFIG.read_timeout)
             if isinstance(answer, Failed):
                 return failed + _all_failed(others, answer.reason)
             for wanted, item in zip(others, answer, strict=True):
@@ -391,125 +382,13 @@ class SimulatedClient:
     def delete(self, key_space: KeySpace, blocks: Sequence[BlockRef]) -> Steps:
         """Returns the hashes that some store said it had and has no more."""
         request = DeleteRequested(request_id=_NO_REQUEST, key_space=key_space, hashes=tuple(ref.hash for ref in blocks))
-        calls = [self.processes.spawn(self._call(node_id, request)) for node_id in self.router.stores()]
+        calls = [self.processes.spawn(self.call(node_id, request)) for node_id in self.router.stores()]
         deleted: set[BlockHash] = set()
         for call in calls:
             answer = yield call
             if isinstance(answer, AnswerDelete):
                 deleted.update(block for block, gone in zip(request.hashes, answer.deleted, strict=True) if gone)
         return deleted
-
-
-class _NodePut:
-    """One node's part of one put: batches of reserve, bytes, commit."""
-
-    def __init__(
-        self, client: SimulatedClient, node_id: NodeId, key_space: KeySpace, changed: Bell, holders: dict[BlockHash, set[NodeId]]
-    ) -> None:
-        self._client = client
-        self._node_id = node_id
-        self._key_space = key_space
-        self._changed = changed
-        self._holders = holders
-        self._open: dict[BlockProgress, None] = {}
-
-    def run(self, blocks: Sequence[BlockProgress]) -> Steps:
-        """Settles every block, whatever happens."""
-        self._open = dict.fromkeys(blocks)
-        until = self._client.now + CONFIG.put_timeout
-        reason = "cancelled"
-        for batch in self._batches(blocks):
-            broken = yield from self._put_batch(batch, until)
-            if broken is not None:
-                reason = broken
-                break
-        for block in list(self._open):
-            self._fail(block, reason)
-        self._changed.ring()
-
-    def _batches(self, blocks: Sequence[BlockProgress]) -> Iterator[list[BlockProgress]]:
-        sized = ((block, len(block.payload)) for block in blocks)
-        return batches(sized, most_items=CONFIG.batch_blocks, most_bytes=Bytes(CONFIG.batch_bytes))
-
-    def _put_batch(self, batch: Sequence[BlockProgress], until: int) -> Generator[Reply | int, Any, str | None]:
-        """Why the put at this node ends here; None: it goes on."""
-        todo = list(batch)
-        commits = dict.fromkeys(batch, 0)
-        for attempt in range(CONFIG.pending_attempts):
-            if attempt:
-                yield CONFIG.pending_wait
-            if self._client.now >= until:
-                return "timeout"
-            items = tuple(ReserveItem(block.ref, len(block.payload)) for block in todo)
-            reserved = yield from self._call(ReserveRequested(request_id=_NO_REQUEST, key_space=self._key_space, items=items))
-            if isinstance(reserved, Failed):
-                return reserved.reason
-            assert isinstance(reserved, AnswerReserve)
-            granted: dict[BlockProgress, WriteToken] = {}
-            again: list[BlockProgress] = []
-            for block, grant in zip(todo, reserved.grants, strict=True):
-                match grant.status:
-                    case ReserveStatus.GRANTED:
-                        granted[block] = grant.write_token
-                    case ReserveStatus.PENDING:
-                        again.append(block)
-                    case ReserveStatus.EXISTS:
-                        self._hold(block, existed=True)
-                    case _:
-                        self._fail(block, grant.status.name.lower())
-            statuses = yield from self._send(granted)
-            if isinstance(statuses, Failed):
-                return statuses.reason
-            for block, status in statuses.items():
-                commits[block] += 1
-                if status.is_stored:
-                    self._hold(block, existed=False)
-                elif commits[block] < 2:
-                    again.append(block)
-                else:
-                    self._fail(block, status.name.lower())
-            self._changed.ring()
-            todo = again
-            if not todo:
-                return None
-        for block in todo:
-            self._fail(block, "pending")
-        return None
-
-    def _send(self, granted: dict[BlockProgress, WriteToken]) -> Generator[Reply | int, Any, dict[BlockProgress, CommitStatus] | Failed]:
-        if not granted:
-            return {}
-        writes = tuple((token, block.payload) for block, token in granted.items())
-        refused = yield from self._call(WriteBytes(writes), timeout=CONFIG.write_timeout)
-        if isinstance(refused, Failed):
-            return refused
-        statuses = {block: CommitStatus.EXPIRED for block, token in granted.items() if token in refused}
-        taken = {block: token for block, token in granted.items() if token not in refused}
-        if taken:
-            items = tuple(CommitItem(token, block.checksum, 0) for block, token in taken.items())
-            committed = yield from self._call(CommitRequested(request_id=_NO_REQUEST, items=items))
-            if isinstance(committed, Failed):
-                return committed
-            assert isinstance(committed, AnswerCommit)
-            statuses |= dict(zip(taken, committed.statuses, strict=True))
-        return statuses
-
-    def _call(self, message: Any, *, timeout: Nanos = CONFIG.rpc_timeout) -> Generator[Reply | int, Any, Any]:
-        return self._client._call(self._node_id, message, timeout=timeout)
-
-    def _hold(self, block: BlockProgress, *, existed: bool) -> None:
-        del self._open[block]
-        self._holders[block.ref.hash].add(self._node_id)
-        block.outstanding -= 1
-        if existed:
-            block.existed += 1
-        else:
-            block.stored += 1
-
-    def _fail(self, block: BlockProgress, reason: str) -> None:
-        del self._open[block]
-        block.outstanding -= 1
-        block.reasons.append(reason)
 
 
 def _all_failed(blocks: list[Wanted], reason: str) -> list[Wanted]:

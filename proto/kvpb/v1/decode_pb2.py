@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvpb/v1/decode.proto\x12\x07kvpb.v1\"\x93\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x34\n\nlogit_bias\x18\t \x03(\x0b\x32 .kvpb.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"t\n\rGenerateInput\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x18.kvpb.v1.GenerateRequestH\x00\x12-\n\tpublished\x18\x02 \x01(\x0b\x32\x18.kvpb.v1.PublishedPrefixH\x00\x42\x07\n\x05input\"!\n\x0fPublishedPrefix\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"6\n\x0ePrepareRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"!\n\x0fPrepareResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xa3\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x1b\n\x13generated_token_ids\x18\x04 \x03(\r\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.kvpb.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x19\n\x0ctop_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07recoded\x18\x0b \x01(\x08\x42\x0f\n\r_top_logprobs\"\x8e\x01\n\x0cPrefixLoaded\x12\x15\n\rprompt_blocks\x18\x01 \x01(\r\x12\x14\n\x0clocal_blocks\x18\x02 \x01(\r\x12\x14\n\x0cstore_blocks\x18\x03 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\r\x12\x0f\n\x07load_ms\x18\x05 \x01(\x02\x12\x0f\n\x07recoded\x18\x06 \x01(\x08\"b\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12(\n\x08logprobs\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.LogprobsH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"H\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"1\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.kvpb.v1.FinishReason\"\x0b\n\tHeartbeat\"\xb9\x01\n\rGenerateEvent\x12.\n\rprefix_loaded\x18\x01 \x01(\x0b\x32\x15.kvpb.v1.PrefixLoadedH\x00\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x0e.kvpb.v1.TokenH\x00\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.FinishedH\x00\x12\'\n\theartbeat\x18\x04 \x01(\x0b\x32\x12.kvpb.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11\x44\x65\x63odeLoadRequest\"\x8f\x02\n\x12\x44\x65\x63odeLoadResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x18\n\x10\x66ree_pool_blocks\x18\x06 \x01(\r\x12\x19\n\x11total_pool_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x02\x12\x0e\n\x06itl_ms\x18\t \x01(\x02\x12\x14\n\x0cmodel_digest\x18\n \x01(\x0c\x12\x14\n\x0c\x62lock_tokens\x18\x0b \x01(\r\x12\x15\n\rmax_positions\x18\x0c \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xce\x01\n\rDecodeService\x12>\n\x08Generate\x12\x16.kvpb.v1.GenerateInput\x1a\x16.kvpb.v1.GenerateEvent(\x01\x30\x01\x12<\n\x07Prepare\x12\x17.kvpb.v1.PrepareRequest\x1a\x18.kvpb.v1.PrepareResponse\x12?\n\x04Load\x12\x1a.kvpb.v1.DecodeLoadRequest\x1a\x1b.kvpb.v1.DecodeLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvpb/v1/decode.proto\x12\x07kvpb.v1\"\x93\x02\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x02\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x02\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\r\n\x05min_p\x18\x05 \x01(\x02\x12\x18\n\x10presence_penalty\x18\x06 \x01(\x02\x12\x19\n\x11\x66requency_penalty\x18\x07 \x01(\x02\x12\x1a\n\x12repetition_penalty\x18\x08 \x01(\x02\x12\x34\n\nlogit_bias\x18\t \x03(\x0b\x32 .kvpb.v1.Sampling.LogitBiasEntry\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x02:\x02\x38\x01\"t\n\rGenerateInput\x12+\n\x07request\x18\x01 \x01(\x0b\x32\x18.kvpb.v1.GenerateRequestH\x00\x12-\n\tpublished\x18\x02 \x01(\x0b\x32\x18.kvpb.v1.PublishedPrefixH\x00\x42\x07\n\x05input\"!\n\x0fPublishedPrefix\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"G\n\x0ePrepareRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x0f\n\x07recoded\x18\x03 \x01(\x08\"!\n\x0fPrepareResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\r\"\xa3\x02\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tnamespace\x18\x02 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x03 \x03(\r\x12\x1b\n\x13generated_token_ids\x18\x04 \x03(\r\x12#\n\x08sampling\x18\x05 \x01(\x0b\x32\x11.kvpb.v1.Sampling\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x12\n\nignore_eos\x18\x08 \x01(\x08\x12\x10\n\x08priority\x18\t \x01(\x05\x12\x19\n\x0ctop_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x0f\n\x07recoded\x18\x0b \x01(\x08\x42\x0f\n\r_top_logprobs\"\x8e\x01\n\x0cPrefixLoaded\x12\x15\n\rprompt_blocks\x18\x01 \x01(\r\x12\x14\n\x0clocal_blocks\x18\x02 \x01(\r\x12\x14\n\x0cstore_blocks\x18\x03 \x01(\r\x12\x19\n\x11recomputed_tokens\x18\x04 \x01(\r\x12\x0f\n\x07load_ms\x18\x05 \x01(\x02\x12\x0f\n\x07recoded\x18\x06 \x01(\x08\"b\n\x05Token\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x10\n\x08position\x18\x02 \x01(\r\x12(\n\x08logprobs\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.LogprobsH\x00\x88\x01\x01\x42\x0b\n\t_logprobs\"H\n\x08Logprobs\x12\x0f\n\x07logprob\x18\x01 \x01(\x02\x12\x15\n\rtop_token_ids\x18\x02 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x03 \x03(\x02\"1\n\x08\x46inished\x12%\n\x06reason\x18\x01 \x01(\x0e\x32\x15.kvpb.v1.FinishReason\"\x0b\n\tHeartbeat\"\xb9\x01\n\rGenerateEvent\x12.\n\rprefix_loaded\x18\x01 \x01(\x0b\x32\x15.kvpb.v1.PrefixLoadedH\x00\x12\x1f\n\x05token\x18\x02 \x01(\x0b\x32\x0e.kvpb.v1.TokenH\x00\x12%\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x11.kvpb.v1.FinishedH\x00\x12\'\n\theartbeat\x18\x04 \x01(\x0b\x32\x12.kvpb.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"\x13\n\x11\x44\x65\x63odeLoadRequest\"\x8f\x02\n\x12\x44\x65\x63odeLoadResponse\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x1a\n\x12layout_fingerprint\x18\x03 \x01(\x0c\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0e\n\x06queued\x18\x05 \x01(\r\x12\x18\n\x10\x66ree_pool_blocks\x18\x06 \x01(\r\x12\x19\n\x11total_pool_blocks\x18\x07 \x01(\r\x12\x14\n\x0ctokens_per_s\x18\x08 \x01(\x02\x12\x0e\n\x06itl_ms\x18\t \x01(\x02\x12\x14\n\x0cmodel_digest\x18\n \x01(\x0c\x12\x14\n\x0c\x62lock_tokens\x18\x0b \x01(\r\x12\x15\n\rmax_positions\x18\x0c \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xce\x01\n\rDecodeService\x12>\n\x08Generate\x12\x16.kvpb.v1.GenerateInput\x1a\x16.kvpb.v1.GenerateEvent(\x01\x30\x01\x12<\n\x07Prepare\x12\x17.kvpb.v1.PrepareRequest\x1a\x18.kvpb.v1.PrepareResponse\x12?\n\x04Load\x12\x1a.kvpb.v1.DecodeLoadRequest\x1a\x1b.kvpb.v1.DecodeLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1715
-  _globals['_FINISHREASON']._serialized_end=1810
+  _globals['_FINISHREASON']._serialized_start=1732
+  _globals['_FINISHREASON']._serialized_end=1827
   _globals['_SAMPLING']._serialized_start=34
   _globals['_SAMPLING']._serialized_end=309
   _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=261
@@ -44,27 +44,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PUBLISHEDPREFIX']._serialized_start=429
   _globals['_PUBLISHEDPREFIX']._serialized_end=462
   _globals['_PREPAREREQUEST']._serialized_start=464
-  _globals['_PREPAREREQUEST']._serialized_end=518
-  _globals['_PREPARERESPONSE']._serialized_start=520
-  _globals['_PREPARERESPONSE']._serialized_end=553
-  _globals['_GENERATEREQUEST']._serialized_start=556
-  _globals['_GENERATEREQUEST']._serialized_end=847
-  _globals['_PREFIXLOADED']._serialized_start=850
-  _globals['_PREFIXLOADED']._serialized_end=992
-  _globals['_TOKEN']._serialized_start=994
-  _globals['_TOKEN']._serialized_end=1092
-  _globals['_LOGPROBS']._serialized_start=1094
-  _globals['_LOGPROBS']._serialized_end=1166
-  _globals['_FINISHED']._serialized_start=1168
-  _globals['_FINISHED']._serialized_end=1217
-  _globals['_HEARTBEAT']._serialized_start=1219
-  _globals['_HEARTBEAT']._serialized_end=1230
-  _globals['_GENERATEEVENT']._serialized_start=1233
-  _globals['_GENERATEEVENT']._serialized_end=1418
-  _globals['_DECODELOADREQUEST']._serialized_start=1420
-  _globals['_DECODELOADREQUEST']._serialized_end=1439
-  _globals['_DECODELOADRESPONSE']._serialized_start=1442
-  _globals['_DECODELOADRESPONSE']._serialized_end=1713
-  _globals['_DECODESERVICE']._serialized_start=1813
-  _globals['_DECODESERVICE']._serialized_end=2019
+  _globals['_PREPAREREQUEST']._serialized_end=535
+  _globals['_PREPARERESPONSE']._serialized_start=537
+  _globals['_PREPARERESPONSE']._serialized_end=570
+  _globals['_GENERATEREQUEST']._serialized_start=573
+  _globals['_GENERATEREQUEST']._serialized_end=864
+  _globals['_PREFIXLOADED']._serialized_start=867
+  _globals['_PREFIXLOADED']._serialized_end=1009
+  _globals['_TOKEN']._serialized_start=1011
+  _globals['_TOKEN']._serialized_end=1109
+  _globals['_LOGPROBS']._serialized_start=1111
+  _globals['_LOGPROBS']._serialized_end=1183
+  _globals['_FINISHED']._serialized_start=1185
+  _globals['_FINISHED']._serialized_end=1234
+  _globals['_HEARTBEAT']._serialized_start=1236
+  _globals['_HEARTBEAT']._serialized_end=1247
+  _globals['_GENERATEEVENT']._serialized_start=1250
+  _globals['_GENERATEEVENT']._serialized_end=1435
+  _globals['_DECODELOADREQUEST']._serialized_start=1437
+  _globals['_DECODELOADREQUEST']._serialized_end=1456
+  _globals['_DECODELOADRESPONSE']._serialized_start=1459
+  _globals['_DECODELOADRESPONSE']._serialized_end=1730
+  _globals['_DECODESERVICE']._serialized_start=1830
+  _globals['_DECODESERVICE']._serialized_end=2036
 # @@protoc_insertion_point(module_scope)

@@ -60,12 +60,14 @@ class PublishedPrefix(_message.Message):
     def __init__(self, blocks: _Optional[int] = ...) -> None: ...
 
 class PrepareRequest(_message.Message):
-    __slots__ = ("namespace", "token_ids")
+    __slots__ = ("namespace", "token_ids", "recoded")
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    RECODED_FIELD_NUMBER: _ClassVar[int]
     namespace: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, namespace: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    recoded: bool
+    def __init__(self, namespace: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., recoded: _Optional[bool] = ...) -> None: ...
 
 class PrepareResponse(_message.Message):
     __slots__ = ("blocks",)

@@ -79,6 +79,16 @@ def byte_tokenizer() -> FastTokenizer:
     return fast
 
 
+def word_tokenizer() -> FastTokenizer:
+    """As SentencePiece has it: the tokens that oracles send are words of one letter with the space before them, which the decoder leaves
+    out at the start of a text."""
+    words = {f"\u2581{chr(token_id)}" if 97 <= token_id < 123 else f"<{token_id}>": token_id for token_id in range(256)}
+    fast = FastTokenizer(models.WordLevel(vocab=words, unk_token="<0>"))
+    fast.pre_tokenizer = pre_tokenizers.Metaspace()
+    fast.decoder = decoders.Metaspace()
+    return fast
+
+
 def _letters_of_bytes() -> list[str]:
     """GPT-2's printable letter for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -148,6 +158,7 @@ async def opened_kitchen(
     min_prefill_tokens: int = 16,
     send_buffer_bytes: int | None = None,
     both_roles: bool = False,
+    words: bool = False,
     **config: Any,
 ) -> AsyncIterator[Kitchen]:
     shelf = oracle_nodes.Shelf()
@@ -185,7 +196,7 @@ async def opened_kitchen(
         service = GatewayService(
             settings,
             model_name="oracle",
-            tokenizer=Tokenizer(byte_tokenizer(), chat_template=CHAT_TEMPLATE, special={}),
+            tokenizer=Tokenizer(word_tokenizer() if words else byte_tokenizer(), chat_template=CHAT_TEMPLATE, special={}),
             fleet=fleet,
             store=shelf,
             metrics=GatewayMetrics(CollectorRegistry()),

@@ -137,6 +137,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         self.streams = 0
         self.pool_blocks = 0
         """Of what it finds, so much it says to have had itself."""
+        self.recoded = False
+        """It says that some of that is not as sealed."""
         self.script: Sequence[int] | None = None
         """Tokens of the answer instead of the oracle's; it ends after them."""
         self.token_pause_s = 0.0
@@ -201,7 +203,7 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         )
         held = await self.shelf.probe_prefix(KeySpace(Namespace(request.namespace), LAYOUT), chain)
         local = min(self.pool_blocks, held)
-        loaded = decode_pb2.PrefixLoaded(prompt_blocks=len(chain), local_blocks=local, store_blocks=held - local)
+        loaded = decode_pb2.PrefixLoaded(prompt_blocks=len(chain), local_blocks=local, store_blocks=held - local, recoded=self.recoded)
         yield decode_pb2.GenerateEvent(prefix_loaded=loaded)
         end = request.max_tokens + (5 if self.beyond_max else 0)
         for position in range(len(request.generated_token_ids), end):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -66,6 +67,17 @@ def test_any_split_of_any_text_gives_the_text(text: str, data: st.DataObject) ->
     pieces, ids = grouped(parts)
     got = shown(ids, lambda token_ids: b"".join(pieces[i] for i in token_ids).decode("utf-8", errors="replace"))
     assert "".join(got) == text
+
+
+def test_half_a_character_before_the_text_costs_it_nothing() -> None:
+    """A decoder with byte fallback shows two bytes of three as two signs, and all three as one: where the text begins would move."""
+
+    def decode(token_ids: Sequence[int]) -> str:
+        return re.sub("[\udc80-\udcff]", "\ufffd", bytes(token_ids).decode("utf-8", errors="surrogateescape"))
+
+    data = "你好 and more".encode()
+    detokenizer = Detokenizer(decode, context=data[:5])
+    assert "".join([*map(detokenizer.push, data[5:]), detokenizer.flush()]) == "\ufffd and more"
 
 
 def test_an_unfinished_character_is_held_until_the_end_of_the_answer() -> None:

@@ -195,9 +195,11 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
         await kitchen.decode[1].kill()
         kitchen.decode.pop()
         kitchen.refresh_view()
-        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 20, "the small one alone is left")
-        _, token_ids, reason, _ = await streamed(kitchen, max_tokens=None)
-        assert (len(token_ids), reason) == (13, "length")
+        kitchen.decode[0].max_positions = 512
+        await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 512, "it has grown, and is alone")
+        break_at(kitchen, 5, shrink)
+        _, token_ids, reason, _ = await streamed(kitchen)
+        assert (len(token_ids), reason) == (13, "length"), "nobody could go on"
 
     serving(scenario)
 
@@ -231,6 +233,35 @@ def test_several_failovers_in_one_stream(serving) -> None:
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert len(token_ids) == 30
         assert usage["larder"]["failovers"] >= 4
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_every_successor_is_told_of_re_coded_blocks_that_any_node_before_had(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.fail_at, second.recoded = {5: Unavailable("dies")}, {10: Unavailable("dies")}, True
+        third.fail_at = {15: Unavailable("dies")}
+        text, *_ = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert [request.recoded for node in kitchen.decode for request in node.requests[:1]] == [False, False, True]
+        assert [request.recoded for node in kitchen.decode for request in node.requests[1:]] == [True]
+        for node in kitchen.decode:
+            node.requests.clear()
+        await kitchen.complete()
+        assert [request.recoded for node in kitchen.decode for request in node.requests] == [False], "another answer"
+
+    serving(scenario, decode_nodes=3)
+
+
+def test_a_node_that_refuses_a_prompt_that_another_took_is_left(serving) -> None:
+    async def scenario(kitchen) -> None:
+        first, second, third = kitchen.decode
+        first.fail_at, second.refusal = {5: Unavailable("dies")}, InvalidRequest("too long for my pool")
+        text, _, _, usage = await streamed(kitchen)
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1", "decode-2"]
+        assert len(third.requests) == 1
 
     serving(scenario, decode_nodes=3)
 
@@ -403,6 +434,7 @@ def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_no
         for node in kitchen.decode:
             node.token_pause_s = 0.01
             node.preparing = loaded.wait
+            node.recoded = True
         stream = asyncio.ensure_future(streamed(kitchen, max_tokens=400))
         await kitchen.until(lambda: any(node.prepared for node in kitchen.decode), "a successor is asked")
         (session,) = kitchen.service.sessions
@@ -416,6 +448,7 @@ def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_no
         assert usage["larder"]["decode_nodes"] == [broken[0].node_id, successor.node_id]
         assert (usage["larder"]["failovers"], usage["larder"]["moves"]) == (0, 1)
         assert kitchen.counted("larder_moves_total") == 1
+        assert all(asked.recoded for asked in (*successor.prepared, *successor.requests))
         prepared = list(successor.prepared[0].token_ids)
         assert prepared == [*b"tell me", *token_ids][: len(prepared)]
         assert len(successor.requests[0].generated_token_ids) > tokens_at["asked"] + 20
@@ -443,6 +476,7 @@ def test_a_stream_that_cannot_move_stays_until_it_is_cut(serving, trouble) -> No
         assert text == kitchen.expected_text("tell me", 1, 250)
         assert len(token_ids) == 250
         assert usage["larder"]["moves"] == 0
+        assert not any(asked.recoded for node in kitchen.decode for asked in node.prepared)
 
     serving(scenario, decode_nodes=1 if trouble == "no successor" else 2, limits={"failures_in_a_row": 50})
 

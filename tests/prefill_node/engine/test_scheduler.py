@@ -161,6 +161,14 @@ def test_a_higher_priority_goes_first_and_ageing_bounds_how_long():
     assert order(device.add(4, 1, priority=1)) > order(old)
 
 
+def test_of_two_prompts_in_progress_the_more_important_one_gets_the_step():
+    device = Device(EngineConfig(pool_blocks=64, max_batch=4, chunk_tokens=16, step_tokens=20, tail_blocks=1))
+    old = device.add(60, 1)
+    device.step()
+    important = device.add(60, 1, priority=1, first_token=1000)
+    assert [(span.sequence, span.count) for span in device.step().chunks] == [(important, 16), (old, 4)]
+
+
 def test_a_long_prompt_is_not_overtaken_for_ever_by_short_ones():
     """There is always room for another short one, and never for the long one beside them."""
     device = Device()
@@ -287,6 +295,12 @@ def test_beside_answers_a_prompt_gets_a_small_share_of_each_step_and_alone_all_o
     assert [span.count for span in mixed.rows] == [1]
     assert [(span.sequence, span.count) for span in mixed.chunks] == [(prompt, 8)]
     _advance(mixed)
+    answer.append(7)
+    device.add(90, 1, first_token=200)
+    both = device.scheduler.plan()
+    assert [(span.sequence, span.count) for span in both.chunks] == [(prompt, 8)], "all prompts together have that share"
+    _advance(both)
+    device.scheduler.end(device.scheduler.running[-1])
     device.end(answer)
     assert [span.count for span in device.scheduler.plan().chunks] == [40]
 

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from kvstore.admin import kvctl, terminal
+from kvstore.admin import local_commands, terminal
 from kvstore.errors import NotFound
 
 
@@ -18,7 +18,7 @@ def test_a_command_to_copy_stays_on_one_line_in_a_narrow_terminal(monkeypatch: p
         "folder": "/state/[old]",
         "model": "some-model",
     }
-    lines = kvctl._how_to_use(record)
+    lines = local_commands._how_to_use(record)
     terminal.show(record, False, *lines)
     assert screen.getvalue().splitlines() == lines
 
