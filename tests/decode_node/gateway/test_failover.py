@@ -456,6 +456,20 @@ def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_no
     serving(scenario)
 
 
+def test_a_stream_whose_blocks_the_store_has_lost_moves_all_the_same(serving) -> None:
+    async def scenario(kitchen) -> None:
+        break_at(kitchen, 10, lambda node: kitchen.refresh_view({node.node_id: MemberState.DRAINING}))
+        for node in kitchen.decode:
+            node.token_pause_s = 0.005
+            node.prepares_all = False
+        text, _, _, usage = await streamed(kitchen, max_tokens=400)
+        assert text == kitchen.expected_text("tell me", 1, 400)
+        assert (usage["larder"]["failovers"], usage["larder"]["moves"]) == (0, 1)
+        assert sum(len(node.prepared) for node in kitchen.decode) == 8
+
+    serving(scenario)
+
+
 @pytest.mark.parametrize("trouble", ["no successor", "cannot prepare"])
 def test_a_stream_that_cannot_move_stays_until_it_is_cut(serving, trouble) -> None:
     async def scenario(kitchen) -> None:
