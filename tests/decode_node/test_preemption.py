@@ -77,7 +77,7 @@ def test_a_prefix_for_which_there_was_no_room_is_fetched_when_there_is(cluster: 
                 resume(request_id, pinned)
 
             small.engine._runner.run_rows, small.engine.submit, small.engine.resume = held_rows, noted_submit, noted_resume
-            first = asyncio.create_task(c.generate(small, c.call(long)))
+            first = asyncio.create_task(c.generate(small, c.call(long, max_tokens=2)))  # it needs no block more
             assert await asyncio.to_thread(stands.wait, 30)
             second = await c.generate(small, c.call(other, sampling=SAMPLED))
             await first
