@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import time
 from contextlib import aclosing
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvstore.client import StoreClient
+from kvstore.core.events.gets import AnswerRelease, ReleaseRequested
 from kvstore.core.extent import Tier
 from kvstore.errors import LarderError
 from kvstore.ids import LeaseId
+from kvstore.node import data_connection
 from kvstore.transport import PayloadSlot, PayloadWrite, ReadOutcome, Ticket
-from kvstore.units import KIB, MIB, Bytes, milliseconds, seconds
+from kvstore.units import KIB, MIB, Bytes, Nanos, milliseconds, seconds
 
 TRANSPORTS = ("shm", "ucx", "tcp", "grpc")
 TIERS = (Tier.HOST, Tier.SSD, Tier.GPU)
@@ -70,6 +74,45 @@ def test_a_block_read_in_place_says_when_its_lease_is_over(run: Any, serving: An
                 assert all(block.still_good() for block in in_place)
             assert not any(block.still_good() for block in in_place)
             assert all(block.still_good() for block in copied), "a copy is its reader's"
+
+    run(test())
+
+
+class LaterClock:
+    """Runs ahead of the node's by what the test says: a process that stood still finds itself there."""
+
+    ahead = Nanos(0)
+
+    def now(self) -> Nanos:
+        return Nanos(time.monotonic_ns() + self.ahead)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_what_is_mapped_is_not_read_when_the_lease_is_over(
+    in_place: bool, run: Any, serving: Any, chain: Any, key_space: Any, client_config: Any, right: Any, tier_alone: Any
+) -> None:
+    """Nobody asks the node, and the checksums are not compared: the lease alone says whose bytes these are."""
+    sizes, others = [MIB] * 2, [MIB - 1] * 2
+    refs = chain(sizes)
+    config = dataclasses.replace(client_config, transports=("shm",), verify_mapped=False)
+
+    async def test() -> None:
+        async with serving("shm", host_capacity=Bytes(2 * MIB), **tier_alone[Tier.HOST]) as store:
+            await store.put(refs, sizes)
+            clock = LaterClock()
+            async with StoreClient(store.views, replicas=1, config=config, clock=clock) as sleeper:
+                lease = await sleeper.acquire_prefix(key_space, refs)
+                [held] = {copy.held for copy in lease.copies}
+                node = store.server.node
+                over = ReleaseRequested(request_id=node.next_request_id(), lease_id=held.lease_id, key_space=key_space)
+                await node.ask(over, AnswerRelease)
+                await store.client.delete(key_space, refs)
+                await store.put(chain(others), others)  # where the first ones lay
+                assert not any(
+                    right(store.server.host.view(copy.arena_offset, MIB), ref, MIB) for copy, ref in zip(lease.copies, refs, strict=True)
+                )
+                clock.ahead = held.ttl
+                assert [block.payload async for block in sleeper.read(lease, in_place=in_place)] == [None] * 2
 
     run(test())
 
@@ -257,6 +300,23 @@ def test_many_short_transfers_take_few_connections(kind: str, run: Any, serving:
             for _ in range(25):
                 await asyncio.gather(*[store.read(refs[:1], [1000]) for _ in range(4)])
             assert store.proxy.connections <= 8, "the control line, those kept for transfers, and one that only looked"
+
+    run(test())
+
+
+def test_a_connection_that_the_node_closed_while_it_was_idle_is_not_used_again(
+    run: Any, serving: Any, chain: Any, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read after a long pause is as good as any."""
+    monkeypatch.setattr(data_connection, "NEXT_REQUEST", milliseconds(200))
+    refs = chain([1000] * 2)
+
+    async def test() -> None:
+        async with serving("tcp", ssd_path=None) as store:
+            for _ in range(2):
+                await store.put(refs, [1000] * 2)
+                assert await store.read(refs, [1000] * 2) == ["ok"] * 2
+                await eventually(lambda: store.server.status().data_connections["tcp"] == 0)
 
     run(test())
 

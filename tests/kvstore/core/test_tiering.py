@@ -130,14 +130,19 @@ def test_a_host_copy_found_rotten_by_its_demotion_is_quarantined(ssd_node: Calla
 
 
 def test_a_freshly_demoted_block_is_not_the_next_victim_of_the_ssd(ssd_node: Callable, chain: Callable) -> None:
-    node = ssd_node(4, regions=4, region_pages=16)
+    """All others have been used since they came there, and it not yet."""
+    node, before = ssd_node(4, regions=4, region_pages=16), None
     for start in range(0, 2000, 40):
         (block,) = chain(1, start=start)
         node.put(block)
         node.finish_io()
-        assert node.present(block) == (True,)
+        if before is not None:
+            assert node.present(before, block) == (True, True)
+            node.release(node.acquire(before).lease_id)
         entry = next(entry for entry in node.state._stock.index if entry.hash == block.hash)
         assert entry.readable_ssd
+        before = block
+    assert node.state.status().counters["evicted:room"] > 20
 
 
 def test_a_small_ssd_under_churn_keeps_prefixes_usable(ssd_node: Callable, chain: Callable, space) -> None:

@@ -125,6 +125,11 @@ def test_a_fault_while_demoting_loses_nothing_that_is_in_memory_and_lists_nothin
             await client.store(refs)
             await eventually(lambda: getattr(faults, fault) < 3)
             assert await client.get(refs) == 20
+        async with serving(ssd=True) as (_, client):
+            acquired = await client.acquire(refs)
+            listed = [ref for ref, copy in zip(refs, acquired.copies, strict=True) if copy is not None]
+            statuses = await client.read(acquired.lease_id, listed) if listed else []
+            assert set(statuses) <= ({ReadStatus.OK, ReadStatus.CORRUPT} if fault == "torn_writes" else {ReadStatus.OK})
 
     asyncio.run(scenario())
 

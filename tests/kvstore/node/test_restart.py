@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 
 import pytest
 
@@ -9,6 +10,7 @@ from kvstore.core.extent import ALIGNMENT, Tier
 from kvstore.errors import ConfigError, UnsupportedFormat
 from kvstore.ids import LayoutFingerprint, Namespace
 from kvstore.tiers.faulty import Faults, FaultyTier
+from kvstore.tiers.tier import FailureReason, TierFailure
 from kvstore.units import KIB, Bytes, seconds
 
 SOON = seconds(20)
@@ -74,16 +76,22 @@ def test_blocks_of_another_layout_or_tenant_on_the_disk_are_a_miss_after_the_res
 def test_a_drain_deadline_that_is_over_ends_the_stop(serving, chain):
     async def scenario():
         faults = Faults()
-        gate = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        stopped = threading.Event()
 
-        def wait_for_the_gate():
-            asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()
+        def hang():
+            stopped.wait(60)
+            raise TierFailure(FailureReason.IO_ERROR, "the node is gone")
 
-        async with serving(ssd=True, drain_deadline=seconds(0.2), wrap_ssd=lambda regions: FaultyTier(regions, faults)) as (_, client):
-            await client.store(chain("a", 3))
-            faults.before_write = wait_for_the_gate
-            loop.call_later(0.5, gate.set)
+        try:
+            async with asyncio.timeout(30):
+                async with serving(ssd=True, drain_deadline=seconds(0.2), wrap_ssd=lambda regions: FaultyTier(regions, faults)) as (
+                    _,
+                    client,
+                ):
+                    await client.store(chain("a", 3))
+                    faults.before_write = hang
+        finally:
+            stopped.set()
 
     asyncio.run(scenario())
 

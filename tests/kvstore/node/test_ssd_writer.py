@@ -18,6 +18,7 @@ class Counted:
         self.writes = []
         self.syncs = []
         self.refused_at = None
+        self.not_synced = None
 
     def write(self, place, offset, parts):
         self.writes.append((place, offset, sum(map(len, parts))))
@@ -27,6 +28,8 @@ class Counted:
 
     def sync(self, place):
         self.syncs.append(place)
+        if place == self.not_synced:
+            raise TierFailure(FailureReason.IO_ERROR, "not synced")
         self.regions.sync(place)
 
     def read_into(self, place, offset, out):
@@ -37,10 +40,10 @@ class Counted:
 def write_all(tmp_path):
     """Submits (region, offset, bytes or None) after a first write to region 3; gives their outcomes and what the medium saw."""
 
-    def run(writes, *, refused_at=None):
+    def run(writes, *, refused_at=None, not_synced=None):
         async def scenario():
             medium = Counted(SsdRegions(tmp_path / "ssd", capacity=Bytes(1024 * KIB), region_bytes=Bytes(256 * KIB)))
-            medium.refused_at = refused_at
+            medium.refused_at, medium.not_synced = refused_at, not_synced
             writer = SsdWriter(medium, asyncio.get_running_loop())
             outcomes = [asyncio.get_running_loop().create_future() for _ in range(len(writes) + 1)]
             all_submitted = threading.Event()
@@ -86,9 +89,15 @@ def test_gaps_and_other_regions_begin_a_call_of_their_own(write_all):
 
 
 def test_a_failed_call_fails_all_that_was_in_it_and_nothing_else(write_all):
-    writes = [(0, ALIGNMENT, b"a"), (0, 2 * ALIGNMENT, b"b"), (1, 0, b"c")]
+    """The sync that follows goes well: the region is there, by the first write."""
+    writes = [(0, 4 * ALIGNMENT, b"z"), (0, ALIGNMENT, b"a"), (0, 2 * ALIGNMENT, b"b"), (1, 0, b"c")]
     outcomes, _ = write_all(writes, refused_at=ALIGNMENT)
-    assert outcomes == [WriteOutcome.FAILED, WriteOutcome.FAILED, WriteOutcome.OK]
+    assert outcomes == [WriteOutcome.OK, WriteOutcome.FAILED, WriteOutcome.FAILED, WriteOutcome.OK]
+
+
+def test_what_was_written_and_could_not_be_synced_is_not_said_to_be_there(write_all):
+    outcomes, _ = write_all([(0, 0, b"a"), (1, 0, b"b"), (0, 2 * ALIGNMENT, b"c")], not_synced=0)
+    assert outcomes == [WriteOutcome.FAILED, WriteOutcome.OK, WriteOutcome.FAILED]
 
 
 def test_what_has_nothing_good_to_write_is_refused_and_leaves_its_place_alone(write_all):
