@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,47 @@ def test_preempted_sequences_take_their_sealed_blocks_from_the_store(
             fetched = sum(loaded.store_blocks for loaded in loads if any(loaded.pinned is pinned for pinned in resumed))
             assert fetched > 0
             await idle(small)
+
+    asyncio.run(main())
+
+
+def test_a_prefix_for_which_there_was_no_room_is_fetched_when_there_is(cluster: Callable[..., Any], seed: int) -> None:
+    """The engine stands still while the second one loads, so the first has its blocks until then."""
+
+    async def main() -> None:
+        async with cluster(stores=2) as c:
+            roomy = await c.add("decode-1", Role.DECODE)
+            small = await c.add("decode-2", Role.DECODE, pool_blocks=20)
+            draw = random.Random(seed)
+            long, other = ([draw.randrange(3, 500) for _ in range(tokens)] for tokens in (100, 70))
+            alone = await c.generate(roomy, c.call(other, sampling=SAMPLED))
+            await roomy.publisher.flush(timeout=10**10)
+            stands, go_on = threading.Event(), threading.Event()
+            run_rows, submit, resume = small.engine._runner.run_rows, small.engine.submit, small.engine.resume
+            resumed: list[int] = []
+
+            def held_rows(spans: Any) -> Any:
+                stands.set()
+                assert go_on.wait(30)
+                return run_rows(spans)
+
+            def noted_submit(request: Any, sink: Any) -> None:
+                submit(request, sink)
+                if list(request.token_ids) == other:
+                    go_on.set()
+
+            def noted_resume(request_id: str, pinned: PinnedPrefix) -> None:
+                resumed.append(len(pinned.block_ids))
+                resume(request_id, pinned)
+
+            small.engine._runner.run_rows, small.engine.submit, small.engine.resume = held_rows, noted_submit, noted_resume
+            first = asyncio.create_task(c.generate(small, c.call(long, max_tokens=2)))  # it needs no block more
+            assert await asyncio.to_thread(stands.wait, 30)
+            second = await c.generate(small, c.call(other, sampling=SAMPLED))
+            await first
+            assert second.loaded.store_blocks < 8
+            assert resumed == [8]
+            assert second.tokens == alone.tokens
 
     asyncio.run(main())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import importlib.util
+import json
 import os
 import socket
 import sys
@@ -145,6 +146,50 @@ class Kitchen:
 
     async def complete(self, prompt: Any = "tell me", **fields: Any) -> httpx.Response:
         return await self.http.post("/v1/completions", json={"model": "oracle", "prompt": prompt, "seed": 1, "max_tokens": 20, **fields})
+
+    async def streamed(self, prompt: str = "tell me", **fields: Any) -> tuple[str, list[int], str | None, Any]:
+        """(text, token ids, finish reason, usage) of a stream; every piece is checked to be whole."""
+        request = {
+            "model": "oracle",
+            "prompt": prompt,
+            "seed": 1,
+            "max_tokens": 30,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        text, reason, usage = "", None, None
+        token_ids: list[int] = []
+        async with self.http.stream(
+            "POST", "/v1/completions", json={**request, "larder": {"return_token_ids": True}, **fields}
+        ) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                if not line or line == "data: [DONE]":
+                    continue
+                piece = json.loads(line.removeprefix("data: "))
+                assert "error" not in piece, piece
+                for choice in piece["choices"]:
+                    text += choice["text"]
+                    token_ids += choice["token_ids"]
+                    reason = choice["finish_reason"] or reason
+                usage = piece.get("usage") or usage
+        return text, token_ids, reason, usage
+
+    def break_at(self, position: int, how: Callable[[Any], Any]) -> list[Any]:
+        """The first node that comes to `position` breaks there; the others never do."""
+        broken: list[Any] = []
+
+        def before_token(node: Any) -> Callable[[int], None]:
+            def check(at: int) -> None:
+                if at == position and not broken:
+                    broken.append(node)
+                    how(node)
+
+            return check
+
+        for node in self.decode:
+            node.before_token = before_token(node)
+        return broken
 
 
 @asynccontextmanager

@@ -134,6 +134,8 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
         self.prepared: list[decode_pb2.PrepareRequest] = []
         self.preparing: Callable[[], Awaitable[None]] | None = None
         """Awaited by each Prepare; may raise."""
+        self.prepares_all = True
+        """Else no Prepare brings a single block."""
         self.streams = 0
         self.pool_blocks = 0
         """Of what it finds, so much it says to have had itself."""
@@ -249,7 +251,7 @@ class DecodeNode(Node, decode_pb2_grpc.DecodeServiceServicer):
                 await self.preparing()
             except LarderError as error:
                 await context.abort(status_code_of(error), str(error))
-        return decode_pb2.PrepareResponse(blocks=len(request.token_ids) // BLOCK_TOKENS)
+        return decode_pb2.PrepareResponse(blocks=len(request.token_ids) // BLOCK_TOKENS if self.prepares_all else 0)
 
     async def Load(self, request: decode_pb2.DecodeLoadRequest, context: Any) -> decode_pb2.DecodeLoadResponse:
         await self.while_frozen()

@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from kvstore.core.view import Member, MemberState, Role
+from kvstore.core.view import Member, Role
 from kvstore.errors import CorruptPayload, InvalidRequest, Overloaded, Unavailable
 from kvstore.ids import BootId, NodeId
 from kvstore.units import milliseconds, seconds
@@ -24,47 +24,11 @@ def used_node(kitchen, usage):
     return next(node for node in kitchen.decode if node.node_id == usage["larder"]["decode_nodes"][0])
 
 
-async def streamed(kitchen, prompt="tell me", **fields):
-    """(text, token ids, finish reason, usage) of a stream; every piece is checked to be whole."""
-    request = {"model": "oracle", "prompt": prompt, "seed": 1, "max_tokens": 30, "stream": True, "stream_options": {"include_usage": True}}
-    text, token_ids, reason, usage = "", [], None, None
-    async with kitchen.http.stream("POST", "/v1/completions", json={**request, "larder": {"return_token_ids": True}, **fields}) as response:
-        assert response.status_code == 200, await response.aread()
-        async for line in response.aiter_lines():
-            if not line or line == "data: [DONE]":
-                continue
-            piece = json.loads(line.removeprefix("data: "))
-            assert "error" not in piece, piece
-            for choice in piece["choices"]:
-                text += choice["text"]
-                token_ids += choice["token_ids"]
-                reason = choice["finish_reason"] or reason
-            usage = piece.get("usage") or usage
-    return text, token_ids, reason, usage
-
-
-def break_at(kitchen, position, how):
-    """The first node that comes to `position` breaks there; the others never do."""
-    broken = []
-
-    def before_token(node):
-        def check(at):
-            if at == position and not broken:
-                broken.append(node)
-                how(node)
-
-        return check
-
-    for node in kitchen.decode:
-        node.before_token = before_token(node)
-    return broken
-
-
 @pytest.mark.parametrize("position", [0, 1, 2, 15, 28, 29])
 def test_a_stream_that_ends_with_an_error_goes_on_elsewhere_from_any_token(serving, position) -> None:
     async def scenario(kitchen) -> None:
-        break_at(kitchen, position, lambda node: node.fail_at.update({position: Unavailable("a step failed")}))
-        text, token_ids, reason, usage = await streamed(kitchen)
+        kitchen.break_at(position, lambda node: node.fail_at.update({position: Unavailable("a step failed")}))
+        text, token_ids, reason, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert bytes(token_ids).decode() == text
         assert reason == "length"
@@ -79,8 +43,8 @@ def test_a_stream_that_ends_with_an_error_goes_on_elsewhere_from_any_token(servi
 @pytest.mark.parametrize("status", ["UNKNOWN", "CANCELLED", "INTERNAL", "DATA_LOSS", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "NOT_FOUND"])
 def test_a_stream_that_ends_with_any_status_of_failure_goes_on_elsewhere(serving, status) -> None:
     async def scenario(kitchen) -> None:
-        break_at(kitchen, 10, lambda node: node.abort_at.update({10: status}))
-        text, *_ = await streamed(kitchen)
+        kitchen.break_at(10, lambda node: node.abort_at.update({10: status}))
+        text, *_ = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert kitchen.counted("larder_failovers_total", reason="error") == 1
 
@@ -89,8 +53,8 @@ def test_a_stream_that_ends_with_any_status_of_failure_goes_on_elsewhere(serving
 
 def test_an_exception_in_the_node_is_a_failover(serving) -> None:
     async def scenario(kitchen) -> None:
-        break_at(kitchen, 10, lambda node: node.fail_at.update({10: RuntimeError("a bug in the node")}))
-        text, *_ = await streamed(kitchen)
+        kitchen.break_at(10, lambda node: node.fail_at.update({10: RuntimeError("a bug in the node")}))
+        text, *_ = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert kitchen.counted("larder_failovers_total", reason="error") == 1
 
@@ -100,10 +64,10 @@ def test_an_exception_in_the_node_is_a_failover(serving) -> None:
 def test_a_node_that_dies_in_mid_stream_is_replaced(serving) -> None:
     async def scenario(kitchen) -> None:
         kills = []
-        break_at(kitchen, 12, lambda node: kills.append(asyncio.ensure_future(node.kill())))
+        kitchen.break_at(12, lambda node: kills.append(asyncio.ensure_future(node.kill())))
         for node in kitchen.decode:
             node.token_pause_s = 0.005
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         await asyncio.gather(*kills)
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["failovers"] == 1
@@ -114,8 +78,8 @@ def test_a_node_that_dies_in_mid_stream_is_replaced(serving) -> None:
 
 def test_a_frozen_node_is_noticed_by_its_silence(serving) -> None:
     async def scenario(kitchen) -> None:
-        broken = break_at(kitchen, 12, lambda node: node.freeze())
-        text, _, _, usage = await streamed(kitchen)
+        broken = kitchen.break_at(12, lambda node: node.freeze())
+        text, _, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert kitchen.counted("larder_failovers_total", reason="silent") == 1
         assert 400 < usage["larder"]["max_gap_ms"] < 1_500
@@ -128,7 +92,7 @@ def test_a_frozen_node_is_noticed_by_its_silence(serving) -> None:
 def test_a_node_frozen_before_its_first_token_is_left(serving) -> None:
     async def scenario(kitchen) -> None:
         kitchen.decode[0].freeze()
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         kitchen.decode[0].thaw()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["decode_nodes"][-1] == "decode-1"
@@ -149,7 +113,7 @@ def test_a_node_that_lies_about_positions_or_stops_early_is_left(serving, lie, r
     async def scenario(kitchen) -> None:
         for name, value in lie.items():
             setattr(kitchen.decode[0], name, value)
-        text, token_ids, _, usage = await streamed(kitchen)
+        text, token_ids, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert len(token_ids) == 30
         assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
@@ -162,7 +126,7 @@ def test_a_node_that_lies_about_positions_or_stops_early_is_left(serving, lie, r
 def test_a_node_that_lives_but_makes_no_token_is_left(serving) -> None:
     async def scenario(kitchen) -> None:
         kitchen.decode[0].only_heartbeats_from = 7
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
         assert kitchen.counted("larder_failovers_total", reason="stalled") == 1
@@ -172,10 +136,10 @@ def test_a_node_that_lives_but_makes_no_token_is_left(serving) -> None:
 
 def test_a_gateway_that_stood_still_itself_blames_no_node(serving) -> None:
     async def scenario(kitchen) -> None:
-        break_at(kitchen, 12, lambda node: asyncio.get_running_loop().call_later(0.02, time.sleep, 0.8))
+        kitchen.break_at(12, lambda node: asyncio.get_running_loop().call_later(0.02, time.sleep, 0.8))
         for node in kitchen.decode:
             node.token_pause_s = 0.03
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["failovers"] == 0
         assert usage["larder"]["max_gap_ms"] > 700
@@ -188,8 +152,8 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
         def shrink(node) -> None:
             node.max_positions = 20
 
-        break_at(kitchen, 5, shrink)
-        text, _, reason, usage = await streamed(kitchen)
+        kitchen.break_at(5, shrink)
+        text, _, reason, usage = await kitchen.streamed()
         assert (text, reason, usage["completion_tokens"]) == (kitchen.expected_text("tell me", 1, 30), "length", 30)
         assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1"]
         await kitchen.decode[1].kill()
@@ -197,8 +161,8 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
         kitchen.refresh_view()
         kitchen.decode[0].max_positions = 512
         await kitchen.until(lambda: kitchen.service.fleet.served.max_positions == 512, "it has grown, and is alone")
-        break_at(kitchen, 5, shrink)
-        _, token_ids, reason, _ = await streamed(kitchen)
+        kitchen.break_at(5, shrink)
+        _, token_ids, reason, _ = await kitchen.streamed()
         assert (len(token_ids), reason) == (13, "length"), "nobody could go on"
 
     serving(scenario)
@@ -207,7 +171,7 @@ def test_an_answer_that_a_smaller_node_cuts_short_goes_on_elsewhere(serving) -> 
 def test_tokens_beyond_the_longest_answer_are_not_taken(serving) -> None:
     async def scenario(kitchen) -> None:
         kitchen.decode[0].beyond_max = True
-        text, token_ids, reason, usage = await streamed(kitchen)
+        text, token_ids, reason, usage = await kitchen.streamed()
         assert (text, len(token_ids), reason) == (kitchen.expected_text("tell me", 1, 30), 30, "length")
         assert usage["completion_tokens"] == 30
 
@@ -218,7 +182,7 @@ def test_a_node_that_dies_between_the_last_token_and_the_end_needs_no_successor(
     async def scenario(kitchen) -> None:
         kitchen.decode[0].end_early_at = 30
         kitchen.decode[0].beyond_max = True
-        text, _, reason, usage = await streamed(kitchen)
+        text, _, reason, usage = await kitchen.streamed()
         assert (text, reason) == (kitchen.expected_text("tell me", 1, 30), "length")
         assert usage["larder"]["decode_nodes"] == ["decode-0"]
 
@@ -229,7 +193,7 @@ def test_several_failovers_in_one_stream(serving) -> None:
     async def scenario(kitchen) -> None:
         for node in kitchen.decode:
             node.fail_at = {position: Unavailable("again") for position in (3, 4, 20, 29)}
-        text, token_ids, _, usage = await streamed(kitchen)
+        text, token_ids, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert len(token_ids) == 30
         assert usage["larder"]["failovers"] >= 4
@@ -242,7 +206,7 @@ def test_every_successor_is_told_of_re_coded_blocks_that_any_node_before_had(ser
         first, second, third = kitchen.decode
         first.fail_at, second.fail_at, second.recoded = {5: Unavailable("dies")}, {10: Unavailable("dies")}, True
         third.fail_at = {15: Unavailable("dies")}
-        text, *_ = await streamed(kitchen)
+        text, *_ = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert [request.recoded for node in kitchen.decode for request in node.requests[:1]] == [False, False, True]
         assert [request.recoded for node in kitchen.decode for request in node.requests[1:]] == [True]
@@ -258,7 +222,7 @@ def test_a_node_that_refuses_a_prompt_that_another_took_is_left(serving) -> None
     async def scenario(kitchen) -> None:
         first, second, third = kitchen.decode
         first.fail_at, second.refusal = {5: Unavailable("dies")}, InvalidRequest("too long for my pool")
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["decode_nodes"] == ["decode-0", "decode-1", "decode-2"]
         assert len(third.requests) == 1
@@ -277,8 +241,8 @@ def test_a_character_and_a_stop_string_that_span_the_seam_come_out_right(serving
         for position in range(len("你好🙂，世界END".encode())):
             for node in kitchen.decode:
                 node.fail_at = {}
-            break_at(kitchen, position, lambda node, position=position: node.fail_at.update({position: Unavailable("dies")}))
-            text, _, reason, usage = await streamed(kitchen, stop=["END"], max_tokens=100)
+            kitchen.break_at(position, lambda node, position=position: node.fail_at.update({position: Unavailable("dies")}))
+            text, _, reason, usage = await kitchen.streamed(stop=["END"], max_tokens=100)
             assert text == "你好🙂，世界", f"seam at byte {position}"
             assert reason == "stop"
             assert usage["larder"]["failovers"] == 1
@@ -297,7 +261,7 @@ def test_many_streams_at_once_survive_nodes_that_fail_at_random(serving, seed) -
         for node in kitchen.decode:
             node.before_token = fail_sometimes
         prompts = [f"prompt {number}" for number in range(40)]
-        answers = await asyncio.gather(*(streamed(kitchen, prompt, max_tokens=40) for prompt in prompts))
+        answers = await asyncio.gather(*(kitchen.streamed(prompt, max_tokens=40) for prompt in prompts))
         for prompt, (text, token_ids, reason, usage) in zip(prompts, answers, strict=True):
             assert text == kitchen.expected_text(prompt, 1, 40), f"seed {seed}"
             assert (len(token_ids), reason, usage["completion_tokens"]) == (40, "length", 40)
@@ -315,9 +279,9 @@ def test_a_single_node_that_comes_back_goes_on_with_its_own_stream(serving) -> N
             await node.kill()
             await node.restart()
 
-        break_at(kitchen, 8, lambda node: restarts.append(asyncio.ensure_future(die_and_come_back())))
+        kitchen.break_at(8, lambda node: restarts.append(asyncio.ensure_future(die_and_come_back())))
         node.token_pause_s = 0.005
-        text, _, _, usage = await streamed(kitchen)
+        text, _, _, usage = await kitchen.streamed()
         await asyncio.gather(*restarts)
         assert text == kitchen.expected_text("tell me", 1, 30)
         assert usage["larder"]["failovers"] >= 1
@@ -333,9 +297,9 @@ def test_a_stream_whose_nodes_are_all_dead_waits_for_one_to_come_back(serving) -
         def die(node) -> None:
             deaths.append(asyncio.ensure_future(node.kill()))
 
-        break_at(kitchen, 8, die)
+        kitchen.break_at(8, die)
         node.token_pause_s = 0.005
-        answer = asyncio.ensure_future(streamed(kitchen))
+        answer = asyncio.ensure_future(kitchen.streamed())
         await kitchen.until(lambda: sum_of_failovers(kitchen) >= 5, "more failures in a row than a new request is given")
         await asyncio.gather(*deaths)
         await node.restart()
@@ -405,82 +369,6 @@ def test_a_request_the_node_calls_invalid_is_not_tried_elsewhere(serving) -> Non
     serving(scenario)
 
 
-def test_a_draining_node_gets_no_new_sessions_and_hands_its_streams_over(serving) -> None:
-    async def scenario(kitchen) -> None:
-        def drain(node) -> None:
-            kitchen.refresh_view({node.node_id: MemberState.DRAINING})
-            node.fail_at[10] = Unavailable("this node drains")
-
-        broken = break_at(kitchen, 10, drain)
-        text, *_ = await streamed(kitchen)
-        assert text == kitchen.expected_text("tell me", 1, 30)
-        await asyncio.sleep(0.15)  # three polls: the gateway has seen the view
-        for _ in range(4):
-            response = await kitchen.complete()
-            assert response.json()["usage"]["larder"]["decode_nodes"] != [broken[0].node_id]
-
-    serving(scenario)
-
-
-def test_a_stream_on_a_draining_node_moves_when_its_successor_is_prepared_and_not_before(serving) -> None:
-    async def scenario(kitchen) -> None:
-        loaded = asyncio.Event()
-        tokens_at = {}
-
-        def drain(node) -> None:
-            kitchen.refresh_view({node.node_id: MemberState.DRAINING})
-
-        broken = break_at(kitchen, 10, drain)
-        for node in kitchen.decode:
-            node.token_pause_s = 0.01
-            node.preparing = loaded.wait
-            node.recoded = True
-        stream = asyncio.ensure_future(streamed(kitchen, max_tokens=400))
-        await kitchen.until(lambda: any(node.prepared for node in kitchen.decode), "a successor is asked")
-        (session,) = kitchen.service.sessions
-        tokens_at["asked"] = len(session.transcript.generated_token_ids)
-        await kitchen.until(lambda: len(session.transcript.generated_token_ids) > tokens_at["asked"] + 20, "the old node goes on")
-        (successor,) = [node for node in kitchen.decode if node.prepared]
-        assert not successor.requests
-        loaded.set()
-        text, token_ids, _, usage = await stream
-        assert text == kitchen.expected_text("tell me", 1, 400)
-        assert usage["larder"]["decode_nodes"] == [broken[0].node_id, successor.node_id]
-        assert (usage["larder"]["failovers"], usage["larder"]["moves"]) == (0, 1)
-        assert kitchen.counted("larder_moves_total") == 1
-        assert all(asked.recoded for asked in (*successor.prepared, *successor.requests))
-        prepared = list(successor.prepared[0].token_ids)
-        assert prepared == [*b"tell me", *token_ids][: len(prepared)]
-        assert len(successor.requests[0].generated_token_ids) > tokens_at["asked"] + 20
-
-    serving(scenario)
-
-
-@pytest.mark.parametrize("trouble", ["no successor", "cannot prepare"])
-def test_a_stream_that_cannot_move_stays_until_it_is_cut(serving, trouble) -> None:
-    async def scenario(kitchen) -> None:
-        def drain(node) -> None:
-            kitchen.refresh_view({node.node_id: MemberState.DRAINING})
-            if trouble != "no successor":
-                node.fail_at[200] = Unavailable("this node drains")
-
-        break_at(kitchen, 10, drain)
-
-        async def refuse() -> None:
-            raise Unavailable("full")
-
-        for node in kitchen.decode:
-            node.token_pause_s = 0.005
-            node.preparing = refuse
-        text, token_ids, _, usage = await streamed(kitchen, max_tokens=250)
-        assert text == kitchen.expected_text("tell me", 1, 250)
-        assert len(token_ids) == 250
-        assert usage["larder"]["moves"] == 0
-        assert not any(asked.recoded for node in kitchen.decode for asked in node.prepared)
-
-    serving(scenario, decode_nodes=1 if trouble == "no successor" else 2, limits={"failures_in_a_row": 50})
-
-
 @asynccontextmanager
 async def streaming_from_a_process(kitchen, oracle_script, environment):
     """(process, stream) of a decode node in a process of its own, five tokens into the answer."""
@@ -491,7 +379,7 @@ async def streaming_from_a_process(kitchen, oracle_script, environment):
         kitchen.extra_members.append(Member(node_id=NodeId("a-process"), boot_id=BootId(os.urandom(16)), role=Role.DECODE, address=address))
         kitchen.refresh_view()
         await kitchen.until(lambda: len(kitchen.service.fleet.decode_candidates(kitchen.service.fleet.served.identity)) == 2, "polled")
-        stream = asyncio.ensure_future(streamed(kitchen))
+        stream = asyncio.ensure_future(kitchen.streamed())
         await kitchen.until(lambda: tokens_so_far(kitchen) >= 5, "five tokens")
         (session,) = kitchen.service.sessions
         assert session.decode_node == "a-process"
@@ -542,8 +430,8 @@ def test_a_silent_node_gets_nothing_before_it_answers_a_poll(serving) -> None:
     """Its streams have gone, so it would look like the least busy one."""
 
     async def scenario(kitchen) -> None:
-        break_at(kitchen, 12, lambda node: node.freeze())
-        _, _, _, usage = await streamed(kitchen)
+        kitchen.break_at(12, lambda node: node.freeze())
+        _, _, _, usage = await kitchen.streamed()
         frozen, other = usage["larder"]["decode_nodes"]
         (tracked,) = [node for name, node in kitchen.service.fleet.decode.nodes.items() if name == frozen]
         tracked._excluded_until = 0  # the pause that any failure brings is over

@@ -160,6 +160,30 @@ def test_a_prefix_that_covers_the_whole_prompt_gives_the_same_first_token(tiny, 
     assert warm == cold
 
 
+def test_what_is_computed_behind_re_coded_blocks_is_sealed_and_listed_as_that(tiny, running):
+    class Noting(LossySealer):
+        behind: list[bool]
+
+        def seal(self, ref, block, start_position, request_id, *, behind_recoded):
+            super().seal(ref, block, start_position, request_id, behind_recoded=behind_recoded)
+            self.behind.append(behind_recoded)
+
+    prompt, sealer = _prompt(7, 32), Noting()
+    with running(tiny(), sealer=sealer) as driver:
+        engine, chain = driver.engine, chain_of(prompt, block_tokens=BLOCK, root=ROOT)
+        for canonical, recoded in ((2, False), (1, True)):
+            sealer.behind = []
+            engine.forget_local()
+            pinned = engine.pin_local(chain)
+            blocks = engine.allocate(pinned, 2)
+            engine.adopt(pinned, chain[:2], blocks, canonical=canonical)
+            driver.tokens(prompt, max_new_tokens=2, prefix=pinned)
+            assert sealer.behind == [recoded, recoded]
+            found = engine.pin_local(chain)
+            assert [engine._pool.is_recoded(block) for block in found.block_ids] == [False, recoded, recoded, recoded]
+            engine.release(found)
+
+
 def test_more_requests_than_the_pool_holds_are_preempted_and_their_tokens_are_unchanged(tiny, running):
     prompts = [_prompt(seed, 40) for seed in range(4)]
     with running(tiny()) as driver:
