@@ -53,6 +53,8 @@ def test_a_byte_flipped_in_the_ssd_file_is_found_by_the_read_and_quarantined(ser
             assert {copy.tier for copy in acquired.copies} == {Tier.SSD}
             assert await client.read(acquired.lease_id, refs) == [ReadStatus.OK, ReadStatus.CORRUPT, ReadStatus.OK]
             assert await client.stub.probe_prefix(client.key_space, refs, timeout=SOON) == [True, False, True]
+        async with serving(ssd=True) as (_, client):  # which believes what the region says of its records
+            assert await client.stub.probe_prefix(client.key_space, refs, timeout=SOON) == [True, False, True]
 
     asyncio.run(scenario())
 

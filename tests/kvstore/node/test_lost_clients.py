@@ -20,6 +20,11 @@ from kvstore.units import MIB, Bytes, seconds
 SOON = seconds(20)
 
 
+def ended_reads(server):
+    [metric] = server._metrics._read_seconds.collect()
+    return next(sample.value for sample in metric.samples if sample.name.endswith("_count"))
+
+
 def test_a_writer_that_goes_away_in_the_middle_of_a_payload_frees_its_room_at_once(serving, chain, eventually):
     async def scenario():
         async with serving() as (server, client):
@@ -176,6 +181,7 @@ def test_a_reader_that_takes_nothing_is_cut_off_and_never_gets_foreign_bytes(ser
             await eventually(lambda: server.node.reads == 1)
             await eventually(lambda: server.node.reads == 0)
             await eventually(lambda: server.status().leases == 0)
+            await eventually(lambda: ended_reads(server) == 1)
             await client.store(chain("b", 32), size=MIB)  # all of the arena is rewritten
             received = [bytearray() for _ in refs]
             try:
