@@ -13,7 +13,7 @@ from kvstore.core.placement import place
 from kvstore.core.upkeep.hot_stripes import HotStripes
 from kvstore.core.upkeep.repair_config import RepairConfig
 from kvstore.core.view import Member, MemberState, Role, View
-from kvstore.errors import StaleView
+from kvstore.errors import StaleView, Unavailable
 from kvstore.ids import Epoch, NodeId
 from kvstore.node.walk import walk
 from kvstore.registry.view_source import StaticViews
@@ -144,6 +144,33 @@ def test_after_a_death_the_survivors_make_everything_whole_again_and_send_nothin
 async def settled(cluster, *node_ids):
     progress = [await PeerStub(cluster.clients[node_id].channel).progress(timeout=seconds(5)) for node_id in node_ids]
     return all(each.settled_epoch == cluster.views.view.epoch for each in progress)
+
+
+def test_copies_that_their_new_owner_did_not_take_the_first_time_are_sent_again(cluster, chain):
+    """With no comparison between replicas that would find them missing."""
+
+    async def scenario():
+        async with AsyncExitStack() as stack:
+            found = await cluster(stack)
+            refs = chain("a", 64)
+            await put_on_owners(found, refs)
+            refused = []
+            for server in found.servers.values():
+                sender = server._repairer.sender
+
+                async def send(member, shipment, *, sender=sender, really=sender.send):
+                    sender.send = really
+                    refused.append(shipment)
+                    raise Unavailable("not now")
+
+                sender.send = send
+            # Dead: it has nothing to hand over either.
+            await admin_pb2_grpc.AdminServiceStub(found.clients["n2"].channel).Evict(admin_pb2.EvictRequest(all=True))
+            found.set(n2=MemberState.DEAD)
+            await found.until(lambda: found.everything_in_place(refs))
+            assert refused
+
+    asyncio.run(scenario())
 
 
 def test_repair_keeps_to_its_rate_and_says_how_long_it_will_take(cluster, chain):

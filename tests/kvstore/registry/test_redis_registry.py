@@ -15,11 +15,11 @@ import pytest
 
 from kvstore.core.view import MOST_HOT_STRIPES, MemberState, Role
 from kvstore.errors import ConfigError, StaleView
-from kvstore.ids import StripeId
+from kvstore.ids import Epoch, StripeId
 from kvstore.registry import EmbeddedRedis, Membership, RedisRegistry, RegistryConfig
 from kvstore.registry.redis_link import RedisLink, RegistryAway
 from kvstore.registry.standing import NotRenewed, Renewed
-from kvstore.units import milliseconds, seconds
+from kvstore.units import milliseconds, seconds, to_seconds
 
 
 @asynccontextmanager
@@ -90,6 +90,49 @@ def test_a_change_is_announced_and_does_not_wait_for_the_poll(run, redis_server,
                 async with asyncio.timeout(5):
                     view = await watcher.next_view(after=watcher.view.epoch)
                 assert view.member(registry.member.node_id)
+
+    run(test())
+
+
+def test_a_change_whose_announcement_was_lost_is_found_by_the_poll(run, redis_server, registry_on, member, until) -> None:
+    async def unheard() -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    async def test() -> None:
+        watcher = registry_on(redis_server)
+        watcher._link.announcements = unheard  # type: ignore[method-assign,assignment]
+        async with watcher, joined(registry_on, redis_server, member("s1")):
+            await until(watcher, lambda: states(watcher) == {"s1": "active"})
+
+    run(test())
+
+
+def test_the_first_sweep_after_everybody_stood_still_suspects_nobody(run, redis_server, registry_config, member) -> None:
+    """Leases that ran out meanwhile mean nothing; those who do not renew now are suspect one lease later."""
+
+    async def test() -> None:
+        link, one = RedisLink(redis_server.url, config=registry_config), member("s1")
+
+        async def swept_until(expected: MemberState) -> MemberState:
+            async with asyncio.timeout(8):
+                while True:
+                    await link.sweep()
+                    view = await link.newer_view(Epoch(0))
+                    assert view is not None
+                    if view.members[0].state is expected:
+                        return expected
+                    await asyncio.sleep(0.03)
+
+        await link.join(one, comes_back=False)
+        await link.sweep()
+        await asyncio.sleep(2 * to_seconds(registry_config.lease_ttl))
+        await link.sweep()
+        view = await link.newer_view(Epoch(0))
+        assert view is not None
+        assert [each.state for each in view.members] == [MemberState.ACTIVE]
+        assert await swept_until(MemberState.SUSPECT)
+        await link.close()
 
     run(test())
 
