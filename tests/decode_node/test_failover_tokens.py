@@ -144,5 +144,10 @@ def test_a_stream_that_had_all_its_tokens_only_ends(cluster: Callable[..., Any])
             assert stopped.tokens == []
             assert stopped.finished is not None
             assert stopped.finished.reason == "stop"
+            small = await c.add("decode-2", Role.DECODE, pool_blocks=4)
+            full = await c.generate(small, c.call(prompt, max_tokens=50))
+            assert len(full.tokens) == 4 * 8 - len(prompt)
+            ended = await c.generate(small, c.call(prompt, generated=full.tokens, max_tokens=50))
+            assert (ended.tokens, ended.finished) == ([], full.finished)
 
     asyncio.run(main())

@@ -56,6 +56,24 @@ def test_another_namespace_finds_nothing(cluster: Callable[..., Any], seed: int)
     asyncio.run(main())
 
 
+def test_nodes_of_another_precision_share_no_block(cluster: Callable[..., Any], seed: int) -> None:
+    """What a sequence attends to must not depend on who wrote a block first."""
+
+    async def main() -> None:
+        async with cluster() as c:
+            first = await c.add("decode-1", Role.DECODE)
+            others = [await c.add("decode-2", Role.DECODE, rung=Rung.INT4), await c.add("decode-3", Role.DECODE, exact_tokens=0)]
+            prompt = random_prompt(seed, 50)
+            await c.generate(first, c.call(prompt))
+            await first.publisher.flush(timeout=10**10)
+            assert await first.store.probe_prefix(first.key_space("n"), first.chain("n", prompt)) == 6
+            for other in others:
+                assert (await c.generate(other, c.call(prompt))).loaded.store_blocks == 0
+                assert other.model.layout.fingerprint != first.model.layout.fingerprint
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("missing", [0, 3, 7])
 def test_a_missing_block_ends_the_run_and_the_rest_is_computed(
     cluster: Callable[..., Any], idle: Callable[..., Any], seed: int, missing: int

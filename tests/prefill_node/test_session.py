@@ -204,11 +204,21 @@ def test_a_call_that_goes_away_stops_its_work(cluster: Callable[..., Any], idle:
         async with cluster() as c:
             node = await c.add("prefill-1", Role.PREFILL)
             call = PrefillCall(request_id="gone", namespace="n", token_ids=tuple(random_prompt(seed, 900)))
+            run_chunks, passes, go_on = node.engine._runner.run_chunks, [], threading.Event()
+
+            def held_after_8_blocks(spans: Any) -> None:
+                passes.append(len(spans))
+                assert len(passes) <= 8 or go_on.wait(30)
+                run_chunks(spans)
+
+            node.engine._runner.run_chunks = held_after_8_blocks
             async with aclosing(PrefillSession(call, node).progress()) as progress:
                 async for step in progress:
                     if step.published_blocks:
                         break
+            go_on.set()
             await idle(node)
+            assert len(passes) <= 8 + 4, "the step under way of four blocks, and no more"
             assert await node.publisher.flush(timeout=10**10)
             assert await node.store.probe_prefix(node.key_space("n"), node.chain("n", call.token_ids)) < 112
 

@@ -17,7 +17,7 @@ import pytest
 from kvstore.core.view import Member, Role
 from kvstore.errors import CorruptPayload, InvalidRequest, Overloaded, Unavailable
 from kvstore.ids import BootId, NodeId
-from kvstore.units import milliseconds, seconds
+from kvstore.units import Nanos, milliseconds, seconds
 
 
 def used_node(kitchen, usage):
@@ -199,6 +199,18 @@ def test_several_failovers_in_one_stream(serving) -> None:
         assert usage["larder"]["failovers"] >= 4
 
     serving(scenario, decode_nodes=3)
+
+
+def test_only_failures_without_a_token_between_count_towards_giving_up(serving) -> None:
+    async def scenario(kitchen) -> None:
+        once = {position: Unavailable("again") for position in range(3, 30, 3)}
+        for node in kitchen.decode:
+            node.fail_at = once
+        text, _, _, usage = await kitchen.streamed()
+        assert text == kitchen.expected_text("tell me", 1, 30)
+        assert usage["larder"]["failovers"] == 9
+
+    serving(scenario, limits={"failures_in_a_row": 3}, timeouts={"no_node": Nanos(1)})
 
 
 def test_every_successor_is_told_of_re_coded_blocks_that_any_node_before_had(serving) -> None:
