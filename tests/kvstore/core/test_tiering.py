@@ -10,6 +10,7 @@ from kvstore.core.events.moves import CopyExtent, CopyOutcome, CopyReason
 from kvstore.core.events.puts import CommitStatus, ReserveStatus
 from kvstore.core.events.questions import AnswerLocate, LocateRequested
 from kvstore.core.events.regions import RecoveredRecord, RegionWriteReason, WriteRegion
+from kvstore.core.events.removals import DeleteRequested
 from kvstore.core.events.stop import AnswerStop, StopRequested
 from kvstore.core.extent import Tier
 from kvstore.core.manifest import HEADER_BYTES, decode_record_header
@@ -260,6 +261,26 @@ def test_the_same_tokens_of_another_tenant_are_a_miss_in_every_tier(ssd_node: Ca
 
 
 # --- stop ------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_delete_after_a_restart_voids_also_the_record_that_a_later_one_had_replaced(ssd_node: Callable, chain: Callable, space) -> None:
+    """A crash amidst a relocation leaves both; what the delete forgets would be the newest of its block for the next restart."""
+    node, (block, other) = ssd_node(8), chain(2)
+    node.put(block, other)
+    node.finish_io()
+    (old,) = [region for region in node.on_ssd() if region.records]
+    records = tuple(record._replace(generation=record.generation + 9) for record in old.records if record.block == block)
+    new = old._replace(region=old.region + 1, sequence=old.sequence + 1, records=records)
+    node = type(node)(node.state._stock.config, boot=2, recovered=(old, new))
+    assert node.present(block, other) == (True, True)
+    node.send(DeleteRequested(request_id=node.request(), key_space=space, hashes=(block.hash,)))
+    voided = set()
+    while node.held:
+        if node.held[0].reason is RegionWriteReason.ERASE:
+            voided.add(node.held[0].region)
+        node.written()
+    assert voided == {old.region, new.region}
+    assert node.present(block, other) == (False, True)
 
 
 def test_a_graceful_stop_demotes_hottest_first_seals_and_then_says_so(ssd_node: Callable, chain: Callable, space) -> None:
