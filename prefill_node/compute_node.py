@@ -29,9 +29,9 @@ from prefill_node.model.load import LoadedModel
 from prefill_node.publish import PublishConfig, Publisher
 from prefill_node.sealer import PublishingSealer
 
-LOADERS_NICE = 8
-"""Added to the niceness of the threads that load: a seventh of a core that the engine wants, all of one that it does not. At equal priority
-steps beside a load took a third longer, so a quarter; with the least priority a slow rung (klt) would lose to computing."""
+LOADERS_NICE = 19
+"""Added to the niceness of the threads that load: they get all of a core that the engine does not want, and beside four streams still a
+fifth of one that it does (engine/LOG.md). At 8 the longest steps beside a load took a fifth longer."""
 FLUSH_AT_CLOSE: Nanos = seconds(1)
 GAUGE_PERIOD_S = 0.5
 

@@ -32,7 +32,7 @@ class Batch:
     write_offsets: np.ndarray
     """int32 [T]: token slot in that block."""
     groups: np.ndarray
-    """int32 [G, 2]: (first row, rows), neighbours of one sequence."""
+    """int32 [G, 2]: (first row, rows), neighbours of one sequence, those that attend to most first."""
     spans: tuple[tuple[int, int], ...]
     """(first row, rows) of each span, in the order given."""
 
@@ -70,6 +70,8 @@ def make_batch(spans: Items[Span], *, block_tokens: int, row_multiple: int = 1) 
         groups += [(first, min(GROUP_ROWS, end - first)) for first in range(row, end, GROUP_ROWS)]
         places.append((row, span.count))
         row = end
+    # The longest first: a thread that takes one of them last would keep the others waiting.
+    groups.sort(key=lambda group: -lengths[sum(group) - 1])
     return Batch(
         token_ids=token_ids,
         positions=positions,

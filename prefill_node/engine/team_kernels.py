@@ -14,6 +14,9 @@ from prefill_node.engine.scalar_ir import call, field
 LEFT, DONE, EXIT, OPERATION = 0, 64, 128, 136
 """Bytes into `control`, those that different threads write in cache lines of their own."""
 CONTROL_LENGTH = 24
+SPINS = 2_000
+"""Looks at the others' work before the core is offered to whoever wants it: some microseconds, as an offer that is taken up may cost a slice
+of milliseconds, whatever the priority of the taker."""
 
 
 def run_all(control: int, first: int, count: int) -> None:
@@ -37,7 +40,7 @@ def run_all(control: int, first: int, count: int) -> None:
         spins = 0
         while atomic_load(control + DONE) + mine < items:
             spins += 1
-            if spins > 200:
+            if spins > SPINS:
                 yield_core()
 
 
@@ -54,5 +57,5 @@ def help_out(control: int) -> None:
             spins = 0
         else:
             spins += 1
-            if spins > 50:
+            if spins > SPINS:
                 yield_core()
