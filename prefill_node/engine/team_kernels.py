@@ -15,8 +15,8 @@ LEFT, DONE, EXIT, OPERATION = 0, 64, 128, 136
 """Bytes into `control`, those that different threads write in cache lines of their own."""
 CONTROL_LENGTH = 24
 SPINS = 2_000
-"""Looks at the others' work before the core is offered to whoever wants it: some microseconds, as an offer that is taken up may cost a slice
-of milliseconds, whatever the priority of the taker."""
+"""Looks at the others' work before the core is offered to whoever wants it: some microseconds, as an offer that is taken up may cost a
+slice of milliseconds, whatever the priority of the taker."""
 
 
 def run_all(control: int, first: int, count: int) -> None:
