@@ -55,7 +55,7 @@ class Answer:
         table: SessionTable,
         metrics: GatewayMetrics,
     ) -> None:
-        """`continues`: the last tokens of the text that the answer goes on with; none: it is a text of its own."""
+        """`continues`: the text that the answer goes on with; none: it is a text of its own."""
         self.session = session
         self._prepare = prepare
         self._preparation = Preparation()

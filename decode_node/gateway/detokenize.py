@@ -12,7 +12,7 @@ _REPLACEMENT = "\ufffd"
 _MAX_HELD_BYTES = 3
 """An unfinished UTF-8 character has at most 3 bytes. A decoder shows them as 1 (byte-level) to 3 (byte fallback) replacement characters."""
 
-CONTEXT_TOKENS = 8
+_CONTEXT_TOKENS = 8
 """Tokens kept as context when the window is cut, and as many of what stands before a text: enough that an unfinished character (3 tokens at
 most) lies wholly inside."""
 
@@ -25,14 +25,15 @@ class Detokenizer:
     `decode` is the tokenizer's: token ids to text, special tokens left out, malformed UTF-8 as U+FFFD. The concatenation of all
     that `push` and `flush` return equals `decode` of all tokens, for every decoder that only appends.
 
-    `context`: the last tokens of a text that this one continues, if it does. Decoders of SentencePiece vocabularies leave out the space
-    before the first word of a text, and here that is not the first one.
+    `context`: the text that this one continues, if it does; its last tokens are enough. Decoders of SentencePiece vocabularies leave out
+    the space before the first word of a text, and here that is not the first one.
 
     Cost: one `decode` of at most _WINDOW_TOKENS tokens a token.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str], *, context: Sequence[int] = ()) -> None:
         self._decode = decode
+        context = context[-_CONTEXT_TOKENS:]
         before = decode(context) if context else ""
         whole = not before.endswith(_REPLACEMENT)  # else how long it is depends on what follows
         self._window = list(context) if whole else []
@@ -58,7 +59,7 @@ class Detokenizer:
         return new
 
     def _cut(self) -> None:
-        self._window = self._window[-CONTEXT_TOKENS:]
+        self._window = self._window[-_CONTEXT_TOKENS:]
         self._shown = _stable_length(self._decode(self._window))
 
 

@@ -16,7 +16,6 @@ from decode_node.gateway.api import ChatCompletionRequest, CompletionRequest, To
 from decode_node.gateway.chat import template_messages
 from decode_node.gateway.choices import Choices, seed_of_choice
 from decode_node.gateway.config import GatewayConfig
-from decode_node.gateway.detokenize import CONTEXT_TOKENS
 from decode_node.gateway.failures import HttpFailure
 from decode_node.gateway.fleet import Fleet, ServedModel
 from decode_node.gateway.metrics import GatewayMetrics
@@ -122,7 +121,7 @@ class GatewayService:
             name = f"{request_id}-c{index}" if index else request_id
             choice = dataclasses.replace(base, request_id=name, sampling=sampling)
             # A chat's answer is a message of its own.
-            continues = prompt.token_ids[-CONTEXT_TOKENS:] if isinstance(request, CompletionRequest) else ()
+            continues = prompt.token_ids if isinstance(request, CompletionRequest) else ()
             return self._answer(choice, prepare, continues=continues, stops=request.stop or (), prompt=prompt, arrived_at=arrived_at)
 
         return Choices(open_answer, count=request.choices)
